@@ -266,7 +266,7 @@ def launch(
         for line in said:
             if "LEFT OUT " in line:
                 return line.split("LEFT OUT ", 1)[1]
-        return f"gave no result: {said[-1] if said else 'it said nothing'}"
+        return f"gave no result: {said[-1] if said else 'stderr is empty'}"
 
 
 @functools.cache
@@ -382,7 +382,7 @@ def ratio(kind: str = "", ours: str = OURS) -> Value:
 
 
 def of_copies(results: Results, size: int) -> float | None:
-    """Return the time over that of the call's copies and a handshake."""
+    """Return our time divided by that of the bare copies and a handshake."""
     own, bare = median(results, OURS, size), median(results, BARE, size)
     return own / bare if own is not None and bare else None
 
@@ -393,7 +393,7 @@ def microseconds(results: Results, size: int) -> float | None:
 
 def of_memory(ours: str = OURS) -> Value:
     def value(results: Results, size: int) -> float | None:
-        """Return the time over that of n·bytes read and n·bytes written at the launch's memory rate."""
+        """Return our time divided by that of n·bytes read and written at the memory's rate."""
         found = []
         for launched in results["launches"].get(ours, []):
             row = launched.get(str(size), {})
@@ -405,7 +405,7 @@ def of_memory(ours: str = OURS) -> Value:
 
 
 def of_loopback(results: Results, size: int) -> float | None:
-    """Return the time over that of a blocking one-way message (small), or of the raw rate."""
+    """Return our time divided by the longer of a blocking one-way message and the raw rate's time."""
     raw = results["launches"].get("raw loopback", [])
     ours = median(results, OURS, size)
     if not raw or ours is None:

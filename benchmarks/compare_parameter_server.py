@@ -6,14 +6,15 @@
 has one server, two workers and the chief as processes of this host.
 
 The numbers are medians of all windows of all rounds, on the chief. Each function is first called
-for a second. `schedule`, `pull` and `push` are the µs from schedule() to fetch(). The functions do
-nothing, sum a variable of 4 MiB, and add a tensor of 4 MiB to it. The tensor is made before, as
-TensorFlow does with a constant of a function. The number `copy` is the time of a copy of 4 MiB in
-the chief's memory. The numbers `pull share` and `push share` are the speeds of 4 MiB, without the
-time of `schedule`, in percent of that of the copy. The numbers `embedding` and `cnn` count
-functions per second, 20 at a time. An embedding function trains a model with a table of 1,000,000
-rows and 64 columns. The function looks up 256 rows of the table, and sends the gradient of these
-rows. A CNN function trains the tutorial's network by a batch of 64 images of 28 x 28.
+for a second. `schedule`, `pull` and `push` are the µs from schedule() to fetch(). In this order,
+the functions do nothing, sum a variable of 4 MiB, and add a tensor of 4 MiB to it. The tensor is
+made before the calls, as TensorFlow makes the constants of a function. The number `copy` is the
+time of a copy of 4 MiB in the chief's memory. The numbers `pull share` and `push share` are the
+speeds of 4 MiB, without the time of `schedule`, in percent of that of the copy. The numbers
+`embedding` and `cnn` count functions per second, 20 at a time. An embedding function trains a model
+with a table of 1,000,000 rows and 64 columns. The function looks up 256 rows of the table, and
+sends the gradient of these rows. A CNN function trains the tutorial's network on a batch of 64
+images of 28 x 28.
 
 `--accuracy` compares the accuracy after asynchronous training by two workers, which are threads, with
 that after synchronous training by two replicas, for three seeds.
@@ -116,7 +117,7 @@ def measure(tf: Any, strategy: Any) -> dict[str, float]:
 
         return windows(call, CALLS) * 1e6
 
-    def some(function: Any, iterator: Any) -> float:
+    def per_second(function: Any, iterator: Any) -> float:
         def call() -> None:
             for _ in range(AT_ONCE):
                 coordinator.schedule(function, args=(iterator,))
@@ -131,8 +132,8 @@ def measure(tf: Any, strategy: Any) -> dict[str, float]:
         "pull": micros(pull),
         "push": micros(push),
         "copy": windows(lambda: np.copyto(target, source), CALLS) * 1e6,
-        "embedding": some(embed, looked_up),
-        "cnn": some(train, pictures),
+        "embedding": per_second(embed, looked_up),
+        "cnn": per_second(train, pictures),
     }
 
 

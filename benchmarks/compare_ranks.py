@@ -34,7 +34,8 @@ MANY = 8
 PARTS = ("gather", "scatter", "all_gather", "reduce_scatter", "all_to_all")
 """Calls whose whole buffer has a part of each rank."""
 KI, MI = 1 << 10, 1 << 20
-LIMITS_FROM = MI
+MEMORY_RATE_FROM = MI
+"""Bytes from which the memory's rate is measured, too."""
 COPIES_FROM = 4 * KI
 """Bytes from which Bare makes copies, and not a handshake alone."""
 HANDSHAKES = 100
@@ -125,7 +126,7 @@ Runs = dict[str, Callable[[], Any]]
 
 
 class Group:
-    """One rank's place in a contestant's group.
+    """One rank of a contestant's group.
 
     Attributes
     ----------
@@ -153,7 +154,7 @@ class Group:
         """Return one of the calls, or None if the contestant does not have it."""
         return self.calls(x, out).get(call)
 
-    def parts(self, call: str, size: int) -> int:
+    def divisor(self, call: str, size: int) -> int:
         """Return the number by which a time is divided: a message is half of a round trip."""
         return 2 if call == "send_recv" else 1
 
@@ -176,7 +177,7 @@ class Pycollective(Group):
         self.comm = pycollective.init() if comm is None else comm
         self.rank, self.size, self.barrier = self.comm.rank, self.comm.size, self.comm.barrier
 
-    def limit(self, size: int) -> float:
+    def memory_rate(self, size: int) -> float:
         from pycollective.benchmark import memory_rate
 
         return memory_rate(self.comm, size)
@@ -227,7 +228,7 @@ class Bare(Pycollective):
     Processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
     memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read
     the peer's bytes in place of the second copy. np.copyto and np.add make these copies, in blocks of
-    128 KiB. No rank waits for another. The last writer of each block of the shared memory is its owner.
+    128 KiB. No rank waits for another. In timed calls, each block of the shared memory has one writer.
 
     Then the ranks make one handshake, or two for all_reduce. In a handshake, which has no Python, each
     rank writes its own cache line and waits until it has seen the lines of the others. With more ranks
@@ -238,8 +239,8 @@ class Bare(Pycollective):
     right = False
     block = 128 * KI // 4  # items
 
-    def parts(self, call: str, size: int) -> int:
-        return HANDSHAKES if size < COPIES_FROM else super().parts(call, size)
+    def divisor(self, call: str, size: int) -> int:
+        return HANDSHAKES if size < COPIES_FROM else super().divisor(call, size)
 
     def call(self, call: str, size: int, x: Any, out: Any) -> Callable[[], Any]:
         lines = self.shared_memory(4 * KI).view(np.uint8)
@@ -261,19 +262,19 @@ class Bare(Pycollective):
 
     def shared_memory(self, size: int) -> Any:
         """Return memory that all ranks map, as float32."""
-        made = os.memfd_create("bare") if self.rank == 0 else -1
-        if made >= 0:
-            os.ftruncate(made, size)
-        process, descriptor = self.comm.broadcast(np.array([os.getpid(), made]), 0)
+        memfd = os.memfd_create("bare") if self.rank == 0 else -1
+        if memfd >= 0:
+            os.ftruncate(memfd, size)
+        process, descriptor = self.comm.broadcast(np.array([os.getpid(), memfd]), 0)
         with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
             mapped = np.frombuffer(mmap.mmap(file.fileno(), size), np.float32)
         self.comm.barrier()
-        if made >= 0:
-            os.close(made)
+        if memfd >= 0:
+            os.close(memfd)
         return mapped
 
     def copies(self, call: str, x: Any, out: Any, rows: Any) -> Callable[[], Any]:
-        """Return a function that makes this rank's copies: its row is `mine`, the last one a sum."""
+        """Return a function that makes this rank's copies. `mine` is its row; the last row has sums."""
         rank, mine, total, root = self.rank, rows[self.rank], rows[self.size], self.rank == 0
         peers = [r for r in range(self.size) if r != rank]
         n = x.size
@@ -334,7 +335,7 @@ class Bare(Pycollective):
                 without_own(x, total)
 
         def run() -> None:
-            with np.errstate(over="ignore"):  # no rank waits, so one adds to sums of later calls
+            with np.errstate(over="ignore"):  # a peer may be calls ahead: sums may overflow
                 for function, target, source in steps:
                     function(target, source)
 
@@ -518,7 +519,7 @@ def measure(
     seconds: float,
     *,
     barrier: Callable[[], Any] = lambda: None,
-    slowest: Callable[[float], float] = lambda own: own,
+    slowest: Callable[[float], float] = lambda seconds: seconds,
     renew: Callable[[], Any] | None = None,
     most: int = 0,
 ) -> dict[str, float]:
@@ -582,20 +583,20 @@ def time_size(group: Group, call: str, size: int, seconds: float) -> dict[str, A
         run,
         seconds,
         barrier=group.barrier,
-        slowest=lambda own: slowest(group, own),
+        slowest=lambda elapsed: slowest(group, elapsed),
         renew=renew if call in group.sums else None,
         most=calls_until_renewed(group.size),
     )
-    parts = group.parts(call, size)
-    found["us"] /= parts
-    found["us_of_repeats"] = [us / parts for us in found["us_of_repeats"]]
+    divisor = group.divisor(call, size)
+    found["us"] /= divisor
+    found["us_of_repeats"] = [us / divisor for us in found["us_of_repeats"]]
     if (
         call == "all_reduce"
         and isinstance(group, Pycollective)
         and group.right
-        and size >= LIMITS_FROM
+        and size >= MEMORY_RATE_FROM
     ):
-        found["memory_gb_s"] = group.limit(size) / 1e9
+        found["memory_gb_s"] = group.memory_rate(size) / 1e9
     return found
 
 
@@ -646,8 +647,8 @@ def tensorflow_replicas(n: int, eager: bool) -> Callable[[int], Callable[[], Any
         if eager:
             run = lambda: strategy.extended.reduce_to(op, given, given)  # noqa: E731
         else:
-            one = lambda v: tf.distribute.get_replica_context().all_reduce(op, v)  # noqa: E731
-            step = tf.function(lambda v: strategy.run(one, args=(v,)))
+            reduce = lambda v: tf.distribute.get_replica_context().all_reduce(op, v)  # noqa: E731
+            step = tf.function(lambda v: strategy.run(reduce, args=(v,)))
             run = lambda: step(given)  # noqa: E731
         got = strategy.experimental_local_results(run())[n - 1].numpy()
         if not np.allclose(got, x * (n * (n + 1) // 2), rtol=1e-5):

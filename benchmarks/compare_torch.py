@@ -15,8 +15,8 @@ Both backends run in the same processes, in turns. Each number is the slowest ra
 The contestant "shared" is this backend with tensors in memory that all ranks map. The row "adapter" is
 the time of a call in a group of one rank, less that of the communicator's own call.
 
-DDP's synchronization is a step with it less a step in `no_sync()`. The contestant "unsent" is DDP with a
-hook that sends nothing, for its own copies.
+The time of DDP's synchronization is that of a step, less that of a step in `no_sync()`. The contestant
+"unsent" has a hook that sends nothing, so that DDP's own copies remain.
 
 The rows "overlap" are of eight layers, with a bucket of gradients for each. The share that is hidden
 behind the backward pass is 1 - (step - step in `no_sync()`) / (the buckets' all-reduces alone). It is
@@ -65,8 +65,8 @@ def ones(count, group, in_shared_memory):
     if not in_shared_memory:
         return torch.ones(count)
     cpu = torch.device("cpu")
-    made = group._get_backend(cpu).allocate_tensor(count, dtype=torch.float32, device=cpu)
-    return made.fill_(1)
+    tensor = group._get_backend(cpu).allocate_tensor(count, dtype=torch.float32, device=cpu)
+    return tensor.fill_(1)
 
 
 def calls(ranks, nbytes, group, in_shared_memory):
@@ -97,7 +97,7 @@ def raw_calls(nbytes, sock):
 
 
 def median(call, seconds, group):
-    """Return the median time of a call, of the slowest rank; all ranks make as many calls."""
+    """Return the slowest rank's median time of a call; all ranks make equally many calls."""
     return medians([call], seconds, group)[0]
 
 
@@ -208,12 +208,12 @@ def rank_main(rank, ranks, path, arguments, results, namespaces):
     for size in arguments.sizes:
         for name in ("pycollective", "raw" if namespaces else "shared", "gloo"):
             group = groups.get(name, groups["pycollective"])
-            made = (
+            functions = (
                 raw_calls(size, sock)
                 if name == "raw"
                 else calls(ranks, size, group, name == "shared")
             )
-            for what, call in made.items():
+            for what, call in functions.items():
                 found[f"{what} {size} {name}"] = 1e6 * median(call, seconds, group)
     for parameters in arguments.parameters:
         for what, in_buckets in (("DDP", False), ("DDP, gradients in buckets", True)):
@@ -242,13 +242,13 @@ def adapter():
         array, group = x.numpy(), dist.group.WORLD
         options = dist.AllreduceOptions()
         options.asyncOp = False
-        ours = [
+        ways = [
             lambda: group.allreduce([x], options).wait(),
             lambda: comm.all_reduce(array, out=array),
             lambda: dist.all_reduce(x),
         ]
         times = []
-        for call in ours:
+        for call in ways:
             begin = time.perf_counter()
             for _ in range(20_000):
                 call()

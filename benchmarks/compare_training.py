@@ -14,8 +14,8 @@ models_keras.py and models_torch.py.
     U-Net (`unet`): 32 to 512 filters, 128 x 128, 16 examples.
     Three dense layers (`mlp`): 32 examples. It shows the costs of Python.
 
-The loop is the one that its users write: next batch from a shuffled dataset, step, loss read every step.
-A peer's `x2` is a batch as large as that of two replicas.
+The loop is the one that users of each library write: next batch from a shuffled dataset, step, loss
+read every step. A peer's `x2` is a batch as large as that of two replicas.
 
 `--check` instead gives all contestants equal kernels and one batch, and compares two losses: before and
 after a step. Run it first.
@@ -23,7 +23,7 @@ after a step. Run it first.
 Each contestant runs in its own process. The contestants take turns, round after round, because shared
 machines change their speed; the number is the median over all windows of all rounds. The memory is the
 process's peak, including libraries and data. A JSON file keeps the rounds of each contestant, so that
-the same command goes on where it ended. Peers that no interpreter of --peers has are left out.
+the same command resumes where it ended. Peers that no interpreter of --peers has are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from models_keras import MODELS, Model, give_equal_kernels
 WINDOWS = 5
 WINDOW_SECONDS = 1.5
 FIT_STEPS = 80  # of an epoch of ``fit``
-# A contestant that ends with a larger loss has no number. Other models learn too few steps.
+# A contestant with a larger loss at its end stops the comparison. Other models train too few steps.
 MOST_LOSS = {"tutorial": 1.0, "resnet20": 1.0, "mlp": 1.0}
 CHECKED = 4  # examples of a batch in a check
 TOLERANCE = (1e-4, 2e-2)  # of the losses before and after a step
@@ -98,7 +98,7 @@ def timed(step: Callable[[], float], model: str, examples: int) -> dict[str, Any
 def tutorial_steps(
     tf: Any, strategy: Any, model_name: str, data: tuple[Any, Any], compiled: bool
 ) -> Iterator[Any]:
-    """Return a step of the tutorial's custom loop; the same lines run on TensorFlow and pycollective."""
+    """Yield the losses of the tutorial's custom loop; TensorFlow and pycollective run the same lines."""
     kind = MODELS[model_name]
     batch = kind.batch * strategy.num_replicas_in_sync
     dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0])).repeat()
@@ -138,7 +138,7 @@ def tutorial_steps(
 
 
 def fitted(tf: Any, strategy: Any, model_name: str, data: tuple[Any, Any]) -> dict[str, Any]:
-    """Run ``Model.fit`` with an epoch as a window; the first epoch, which fills the shuffle, is none."""
+    """Run ``Model.fit``. A window is an epoch; the first epoch fills the shuffle, and does not count."""
     batch = MODELS[model_name].batch * strategy.num_replicas_in_sync
     dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0])).repeat()
     dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)
@@ -329,7 +329,7 @@ def checked(who: str, model_name: str) -> tuple[int, list[float]]:
 
 
 def check(model: str, pythons: dict[str, str]) -> None:
-    """Raise ``SystemExit`` unless the contestants agree on a model and its losses."""
+    """Raise ``SystemExit`` unless the contestants' parameters and losses of a model agree."""
     found = {}
     for who, python in pythons.items():
         if who != "tensorflow":
@@ -440,7 +440,7 @@ def main() -> None:
     if args.check:
         check(args.model, pythons)
         return
-    there = {
+    interpreters = {
         name: pythons[needs]
         for name, (_, _, needs) in CONTESTANTS.items()
         if needs in pythons and name in (args.only or CONTESTANTS)
@@ -452,7 +452,7 @@ def main() -> None:
             raise SystemExit(f"{args.json} has results of the model {kept['model']}")
         runs = kept["runs"]
     for turn in range(args.rounds):
-        for name, interpreter in there.items():
+        for name, interpreter in interpreters.items():
             if len(runs.get(name, [])) > turn:
                 continue
             print(f"# round {turn + 1}/{args.rounds}: {name}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Compare training with several workers of one replica each with TensorFlow and PyTorch in the same run.
+"""Compare training by workers of one replica each with TensorFlow and PyTorch, in one run.
 
     python benchmarks/compare_workers.py [--workers 1,2,4] [--data DIR] [--rounds 3] [--json FILE]
                                          [--peer-python PYTHON]
@@ -6,14 +6,13 @@
 The model is the tutorial's CNN, and the loop that of compare_training.py: 64 examples a worker, Adam,
 L2, float32, the loss read every step. The MultiWorkerMirroredStrategy of pycollective and of TensorFlow
 run the same lines, with TF_CONFIG; PyTorch uses DistributedDataParallel on gloo. All workers are
-processes of this machine, with one BLAS thread if they are as many as the cores. The contestants take
-turns, round after round. The number is the median over all windows of all rounds, of all workers
-together.
+processes of this machine, which share its cores equally as BLAS threads. The contestants take turns,
+round after round. The number is the median over all windows of all rounds, of all workers together.
 
 For pycollective, the report also splits a step of worker 0: waiting for others in collectives, getting
 the next batch, and computing. The simulator predicts the same for workers on machines of their own, with
-10 and 100 Gbit/s Ethernet. The prediction is the collectives' time, not hidden behind computation,
-beside the time that one worker computes and reads.
+10 and 100 Gbit/s Ethernet. A predicted step is the time that one worker computes and reads, plus the
+collectives' time, of which nothing is hidden behind computation.
 """
 
 from __future__ import annotations
@@ -88,8 +87,9 @@ class Account:
     def _timed(self, function: Any, name: str, communicator: Any) -> Any:
         @functools.wraps(function)
         def call(this: Any, *args: Any, **kwargs: Any) -> Any:
-            mine = threading.current_thread() is threading.main_thread()
-            if self._inside or not mine or (communicator is not None and this is not communicator):
+            other_group = communicator is not None and this is not communicator
+            in_main_thread = threading.current_thread() is threading.main_thread()
+            if self._inside or not in_main_thread or other_group:
                 return function(this, *args, **kwargs)
             if name == "all_reduce":
                 size = args[0].nbytes
@@ -200,12 +200,12 @@ def run_torch(workers: int, data: Any) -> dict[str, Any]:
     weights = [p for p in plain.parameters() if p.dim() > 1]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(rank))
-    place = 0
+    position = 0
 
     def step() -> float:
-        nonlocal place
-        chosen = order[place : place + BATCH]
-        place = (place + BATCH) % (len(order) - BATCH)
+        nonlocal position
+        chosen = order[position : position + BATCH]
+        position = (position + BATCH) % (len(order) - BATCH)
         optimizer.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
         loss = loss + 1e-5 * sum((w * w).sum() for w in weights)
@@ -226,7 +226,7 @@ CONTESTANTS = {
 }
 
 
-def started(command: list[str], workers: int) -> dict[str, Any]:
+def run_workers(command: list[str], workers: int) -> dict[str, Any]:
     """Run a contestant's workers, and return the first worker's measurements."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
     addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
@@ -288,7 +288,7 @@ def main() -> None:
                 print(f"# round {turn + 1}: {name} x{workers}", file=sys.stderr, flush=True)
                 command = [python, __file__, "--contestant", name, "--workers", str(workers)]
                 command += ["--data", args.data] if args.data else []
-                found = started(command, workers)
+                found = run_workers(command, workers)
                 rates.setdefault((name, workers), []).extend(found["samples_per_s"])
                 fastest = sum(parts.get(workers, {}).get("ms", {0: math.inf}).values())
                 if sum(found.get("ms", {0: math.inf}).values()) < fastest:
@@ -297,8 +297,8 @@ def main() -> None:
     median = {key: statistics.median(values) for key, values in rates.items()}
     for (name, workers), value in median.items():
         peers = [v for (n, w), v in median.items() if w == workers and n != "pycollective"]
-        own = rates[name, workers]
-        spread = f"{min(own):,.0f} to {max(own):,.0f}"
+        windows = rates[name, workers]
+        spread = f"{min(windows):,.0f} to {max(windows):,.0f}"
         best = max(peers, default=float("nan"))
         print(f"{name:14} {workers:>7} {value:>10,.0f} {spread:>17} {value / best:>12.2f}x")
     rows = prediction(parts)

@@ -33,7 +33,7 @@ except pc.PeerLostError as error:
     assert "rank 1" in str(error), error
     with open(f"heard{comm.rank}", "w") as file:
         file.write(repr(now))
-time.sleep(1)  # the launcher ends all when one has failed
+time.sleep(1)  # so that the other rank notices the dead rank itself, and not this one
 """
 
 

@@ -66,7 +66,7 @@ class Memory:
         self.bytes = cupy.empty(size, cupy.uint8)
         self.bytes[...] = 0
 
-    def places(self, size, number, turn):
+    def addresses(self, size, number, turn):
         """Return the addresses of `number` arrays of `size` bytes, different ones in each turn."""
         turns = max(1, self.size // (size * number))
         first = self.bytes.data.ptr + turn % turns * size * number
@@ -81,7 +81,7 @@ def copies(memory):
             continue
 
         def copy(turn, size=size):
-            target, source = memory.places(size, 2, turn)
+            target, source = memory.addresses(size, 2, turn)
             stream = cupy.cuda.get_current_stream().ptr
             cupy.cuda.runtime.memcpyAsync(
                 target, source, size, cupy.cuda.runtime.memcpyDeviceToDevice, stream
@@ -100,8 +100,10 @@ def sums(memory, dtype, replicas):
             continue
 
         def combine(turn, size=size):
-            places = memory.places(size, replicas, turn)
-            cuda.combine("sum", dtype, places, places, size // dtype.itemsize, 0, device, stream)
+            addresses = memory.addresses(size, replicas, turn)
+            cuda.combine(
+                "sum", dtype, addresses, addresses, size // dtype.itemsize, 0, device, stream
+            )
 
         time = milliseconds(combine, *calls_for(2 * replicas * size))
         found[size] = (2 * replicas * size / time / 1e6, time * 1e3)
@@ -111,12 +113,12 @@ def sums(memory, dtype, replicas):
 def packs(memory, dtype):
     """Return bandwidth and time of packing a network's arrays, without and with scaling."""
     counts = [9 * 64 * 64, 64, 9 * 128 * 128, 128, 9 * 256 * 256, 256, 9 * 512 * 512, 512] * 20
-    pieces, place, offset = [], memory.bytes.data.ptr, 0
+    pieces, address, offset = [], memory.bytes.data.ptr, 0
     for count in counts:
-        pieces.append((place, count, offset))
-        place += -(-count * 4 // 512) * 512
+        pieces.append((address, count, offset))
+        address += -(-count * 4 // 512) * 512
         offset += count
-    packed = -(-place // 512) * 512
+    packed = -(-address // 512) * 512
     device, stream = cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr
     runtime, found = cuda_runtime(), {}
     for name, packed_type, scale in (

@@ -269,30 +269,30 @@ def serve(name: str, device: str) -> None:
     answer(ready=True)
     step: Any = None
     wait: Any = None
-    each = size = 0.0
+    step_seconds = size = 0.0
     for line in sys.stdin:
-        told = json.loads(line)
+        request = json.loads(line)
         try:
-            if "model" in told:
+            if "model" in request:
                 step = wait = None
                 gc.collect()
-                size = told["batch"]
-                step, wait = make(told["model"], told["batch"], told["half"])
+                size = request["batch"]
+                step, wait = make(request["model"], request["batch"], request["half"])
                 for steps in (6, 5):  # the first steps compile and record, the others are timed
                     begin = time.perf_counter()
                     for _ in range(steps):
                         step()
                     loss = wait()
-                    each = (time.perf_counter() - begin) / steps
+                    step_seconds = (time.perf_counter() - begin) / steps
             else:
-                steps = max(1, round(told["window"] / each))
+                steps = max(1, round(request["window"] / step_seconds))
                 begin = time.perf_counter()
                 for _ in range(steps):
                     step()
                 loss = wait()
                 taken = time.perf_counter() - begin
-                each = taken / steps
-            answer(rate=size / each, loss=loss)
+                step_seconds = taken / steps
+            answer(rate=size / step_seconds, loss=loss)
         except Exception as error:
             answer(failed=f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -328,7 +328,7 @@ class Contestant:
         return found
 
     def ask(self, **what: Any) -> None:
-        """Send a request; `hear` tells if the process has ended."""
+        """Send a request; the next `hear` reports it if the process has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(what) + "\n")
@@ -346,17 +346,17 @@ class Contestant:
 
 
 def measured(
-    there: list[Contestant], case: dict[str, Any], window: float, seconds: float
+    contestants: list[Contestant], case: dict[str, Any], window: float, seconds: float
 ) -> dict[str, Any]:
     """Return for each contestant the rates of its windows, or the reason why there are none."""
     found: dict[str, Any] = {}
     end = time.monotonic() + seconds
-    for one in there:  # all compile at the same time
+    for one in contestants:  # all compile at the same time
         one.ask(**case)
-    for one in there:
+    for one in contestants:
         found[one.name] = one.hear(end - time.monotonic()).get("failed", [])
     for _ in range(ROUNDS):
-        for one in there:
+        for one in contestants:
             if isinstance(found[one.name], str):
                 continue
             got = one.tell(end - time.monotonic(), window=window)
@@ -418,22 +418,22 @@ def main() -> None:
         return
     end = time.monotonic() + args.seconds
     missing: dict[str, str] = {}
-    there: list[Contestant] = []
+    contestants: list[Contestant] = []
     for name in args.only or CONTESTANTS:
         module = CONTESTANTS[name][0]
         python = sys.executable if module == "pycollective" else args.peer_python
         if installed(python, module):
-            there.append(Contestant(name, device, python))
+            contestants.append(Contestant(name, device, python))
         else:
             missing[name] = f"{module} is not installed"
     results: list[dict[str, Any]] = []
     left_out: list[str] = []
     try:
-        for one in list(there):
+        for one in list(contestants):
             got = one.hear(end - time.monotonic())
             if "failed" in got:
                 missing[one.name] = got["failed"]
-                there.remove(one)
+                contestants.remove(one)
                 one.close()
         for name, why in missing.items():
             print(f"# {name}: {why}", file=sys.stderr)
@@ -445,16 +445,16 @@ def main() -> None:
                     if seconds <= 0:
                         left_out.append(f"{model}, batch {batch}, {'float16' * half or 'float32'}")
                         continue
-                    takers = [c for c in there if c.name != ONCE or batch == args.batches[0]]
+                    takers = [c for c in contestants if c.name != ONCE or batch == args.batches[0]]
                     found = measured(takers, case, args.window, seconds)
                     results.append({**case, "samples_per_s": found})
                     for name, rate in found.items():
                         if isinstance(rate, str):
                             print(f"# {name}, {model}, batch {batch}: {rate}", file=sys.stderr)
     finally:
-        for one in there:
+        for one in contestants:
             one.close()
-    print(table(results, [one.name for one in there]))
+    print(table(results, [one.name for one in contestants]))
     if left_out:
         print(f"# no time for: {'; '.join(left_out)}", file=sys.stderr)
     if args.out:

@@ -97,7 +97,7 @@ class Case:
         self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=way == WAYS[2])
 
     def check(self) -> None:
-        """Raise unless both ways with a sum give all replicas the same bits, other than without."""
+        """Raise unless the two ways with a sum give all replicas the same bits, unlike the third."""
         start = [weight.numpy() for weight in self.weights]
         left = []
         for way in WAYS:

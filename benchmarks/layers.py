@@ -113,7 +113,7 @@ def without_case() -> set[str]:
 
 
 def rows(batches: list[int], only: list[str] | None) -> Iterator[tuple[str, Row, Case]]:
-    """Return the title, the key and the case of each row."""
+    """Yield the title, the key and the case of each row."""
     for kind, targets in registry().items():
         for name, target in targets.items():
             for number, case in enumerate(cases_of(kind, name, target)):
@@ -174,30 +174,30 @@ def our_steps(row: Row, case: Case, data: dict[str, list[Any]]) -> Steps:
         text = f"f({case.arguments or ', '.join(names)})"
         call = eval(f"lambda: {text}", {"f": target, **names})
     else:
-        made = eval(f"cls({case.arguments})", {"cls": target})
+        instance = eval(f"cls({case.arguments})", {"cls": target})
     if kind == "layers":
         options = (
-            {"training": True} if "training" in inspect.signature(made.call).parameters else {}
+            {"training": True} if "training" in inspect.signature(instance.call).parameters else {}
         )
         argument = inputs if len(inputs) > 1 else inputs[0]
-        made(argument, **options)
+        instance(argument, **options)
         random = np.random.default_rng(1)
-        for v in made.trainable_variables:
+        for v in instance.trainable_variables:
             v.assign(0.1 * random.standard_normal(v.shape, dtype=np.float32))
-        data["weights"] = [v.numpy() for v in made.trainable_variables]
-        sources += made.trainable_variables
+        data["weights"] = [v.numpy() for v in instance.trainable_variables]
+        sources += instance.trainable_variables
 
         def call() -> Any:
-            return made(argument, **options)
+            return instance(argument, **options)
     elif kind == "losses":
 
         def call() -> Any:
-            return made(*inputs)
+            return instance(*inputs)
     elif kind == "metrics":
 
         def update() -> tuple[list[Any], list[Any]]:
-            made.update_state(*inputs)
-            return [made.result()], []
+            instance.update_state(*inputs)
+            return [instance.result()], []
 
         return {"": update}
     elif kind == "optimizers":
@@ -205,7 +205,7 @@ def our_steps(row: Row, case: Case, data: dict[str, list[Any]]) -> Steps:
         gradients = [tf.constant(0.1 * a) for a in arrays]
 
         def apply() -> tuple[list[Any], list[Any]]:
-            made.apply_gradients(zip(gradients, variables, strict=True))
+            instance.apply_gradients(zip(gradients, variables, strict=True))
             return [v.value() for v in variables], []
 
         return {"": apply}
@@ -439,12 +439,12 @@ class Contestant:
 
 
 def measure(
-    row: Row, case: Case, who: list[Contestant], args: argparse.Namespace, file: str
+    row: Row, case: Case, contestants: list[Contestant], args: argparse.Namespace, file: str
 ) -> dict[str, Any]:
     """Return a row's shortest times by contestant and format, and what failed."""
     result: dict[str, Any] = {"us": {}, "failed": [], "notes": []}
     request = {"row": row, "case": vars(case), "file": file, "seconds": args.seconds}
-    racing = [c for c in who if c.who == OURS or getattr(case, c.who)]
+    racing = [c for c in contestants if c.who == OURS or getattr(case, c.who)]
     for _ in range(args.rounds):
         for contestant in list(racing):
             answer = contestant.ask(request)
@@ -469,16 +469,16 @@ def report_of(done: dict[str, dict[str, Any]], missing: set[str]) -> str:
 
     def cells(title: str, result: dict[str, Any]) -> tuple[float, list[str]]:
         times = dict(result["us"])
-        own = times.pop(OURS, math.nan)
+        ours = times.pop(OURS, math.nan)
         peer = min(times, key=times.__getitem__, default="")
-        ratio = own / times[peer] if peer else -1.0
+        ratio = ours / times[peer] if peer else -1.0
         kind, _, what = title.partition(".")
         best = [time_text(times[peer]), peer, f"**{ratio:.2f}**"] if peer else ["", "no peer", ""]
         notes = "; ".join([*result["failed"], *result["notes"]])
         return ratio, [
             kind,
             f"`{what}`",
-            time_text(own) if own == own else "–",
+            time_text(ours) if ours == ours else "–",
             *best,
             notes.replace("|", "/"),
         ]
@@ -529,11 +529,11 @@ def main() -> None:
     unknown = {*(args.only or ())} - {*CASES}.union(*registry().values())
     if unknown:
         p.error(f"--only {' '.join(sorted(unknown))}: the registry has no such name or kind")
-    who = [Contestant(OURS, sys.executable)]
+    contestants = [Contestant(OURS, sys.executable)]
     for peer, title in PEERS.items():
         python = next((python for python in args.peers if has(python, peer)), None)
         if python:
-            who.append(Contestant(peer, python))
+            contestants.append(Contestant(peer, python))
         else:
             print(f"# {title}: not installed", file=sys.stderr)
     done = report["rows"]
@@ -542,12 +542,12 @@ def main() -> None:
             if title in done and not done[title]["failed"] and not args.again:
                 continue
             print(f"# {title}", file=sys.stderr, flush=True)
-            done[title] = measure(row, case, who, args, str(Path(folder, "results.npz")))
+            done[title] = measure(row, case, contestants, args, str(Path(folder, "results.npz")))
             if args.json:
                 temporary = args.json.with_suffix(".part")
                 temporary.write_text(json.dumps(report, indent=1) + "\n")
                 temporary.replace(args.json)
-    for contestant in who:
+    for contestant in contestants:
         contestant.close()
     text = report_of(done, without_case())
     if args.markdown:

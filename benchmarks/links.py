@@ -19,8 +19,9 @@ With `--trials`, two ways to send are added that the library does not use:
 * For `threads`, `exchange` is run with a thread for each socket and direction.
 * For `zero-copy`, `exchange` is run with MSG_ZEROCOPY, until the kernel has released all memory.
 
-A time is the median of the slower rank. The report has GB/s in each direction, and the share of the
-interfaces' rate together. A rate of 0 means a link without a limit, so that the processor is the limit.
+A time is the median over the turns, each of which counts with the slower rank. The report has GB/s in
+each direction, and the share of the interfaces' rate together. A rate of 0 means a link without a limit,
+so that the processor is the limit.
 """
 
 from __future__ import annotations

@@ -194,11 +194,11 @@ def equal_kernels(found: Iterable[tuple[str, tuple[int, ...]]]) -> Iterator[Any]
 def give_equal_kernels(model: Any) -> None:
     """Set the kernels of a Keras model; layers of a class come in the order of their numbers."""
 
-    def place(layer: Any) -> tuple[str, int]:
+    def class_and_number(layer: Any) -> tuple[str, int]:
         last = layer.name.rpartition("_")[2]
         return type(layer).__name__, int(last) if last.isdigit() else 0
 
-    layers = sorted(model.layers, key=place)
+    layers = sorted(model.layers, key=class_and_number)
     # Keras calls the kernel of a depthwise convolution `kernel`, too.
     kernels = [
         (type(layer).__name__, layer.kernel)

@@ -139,7 +139,7 @@ def unet(exact: bool = False) -> nn.Module:
         ]  # fmt: skip
 
     def level(before: int, filters: int) -> list[nn.Module]:
-        """Return the convolutions of a level, between which the deeper levels are."""
+        """Return the convolutions of a level, with the deeper levels between them."""
         if filters == 512:
             return twice(before, filters)
         down = twice(before, filters)
@@ -174,13 +174,13 @@ def give_equal_kernels(model: nn.Module) -> None:
                 m.bias.zero_()
         # From Keras's order of axes to PyTorch's.
         orders = {"Dense": (1, 0), "DepthwiseConv2D": (2, 3, 0, 1)}
-        turns = [orders.get(name, (3, 2, 0, 1)) for name, _ in found]
+        axes = [orders.get(name, (3, 2, 0, 1)) for name, _ in found]
         shapes = []
-        for turn, (_, m) in zip(turns, found, strict=True):
-            shape = [0] * len(turn)
-            for own, theirs in enumerate(turn):
-                shape[theirs] = m.weight.shape[own]
+        for order, (_, m) in zip(axes, found, strict=True):
+            shape = [0] * len(order)
+            for torch_axis, keras_axis in enumerate(order):
+                shape[keras_axis] = m.weight.shape[torch_axis]
             shapes.append(tuple(shape))
         arrays = equal_kernels((name, s) for (name, _), s in zip(found, shapes, strict=True))
-        for turn, (_, m), array in zip(turns, found, arrays, strict=True):
-            m.weight.copy_(torch.from_numpy(array.transpose(turn).copy()))
+        for order, (_, m), array in zip(axes, found, arrays, strict=True):
+            m.weight.copy_(torch.from_numpy(array.transpose(order).copy()))

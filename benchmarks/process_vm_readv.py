@@ -1,10 +1,10 @@
-"""Compare a trial with process_vm_readv, which reads a peer's ordinary array, with the library's way.
+"""Compare process_vm_readv, which reads a peer's ordinary array in place, with the library's calls.
 
     pycollective run -n 4 benchmarks/process_vm_readv.py [--calls gather] [--sizes 1M 16M] > results.json
 
-µs of a call, timed as compare.py does it. With process_vm_readv, each rank reads the parts that it
-lacks after a barrier. After a second barrier the arrays may change. With process_vm_writev, each
-rank writes the parts that the others lack. The library's calls work on ordinary arrays and on
+The numbers are µs of a call, timed as in compare.py. With process_vm_readv, each rank reads the parts
+that it lacks after a barrier. After a second barrier the arrays may change. With process_vm_writev,
+each rank writes the parts that the others lack. The library's calls work on ordinary arrays and on
 arrays of comm.empty().
 """
 
@@ -33,7 +33,7 @@ def move(system_call, pid: int, there: int, here: int, count: int) -> None:
 def part_of(
     call: str, source: int, target: int, ranks: int, size: int
 ) -> tuple[int, int, int] | None:
-    """Return the part that `target` needs of `source`: its place there, its place here, its length."""
+    """Return the part that `target` needs of `source`: the offset in each, and the length."""
     part = size // ranks
     found = {
         "broadcast": (0, 0, size), "scatter": (target * part, 0, part),
@@ -49,8 +49,8 @@ def measure_call(group: Pycollective, call: str, size: int, seconds: float) -> d
     comm, rank, ranks = group.comm, group.rank, group.size
     values = Values(call, size, rank, ranks)
     given, got = values.of(rank), np.zeros(values.got, np.float32)
-    mine = np.array([[os.getpid(), given.ctypes.data, got.ctypes.data]])
-    where = comm.all_gather(mine).tolist()
+    given_at, got_at = given.ctypes.data, got.ctypes.data
+    of_ranks = comm.all_gather(np.array([[os.getpid(), given_at, got_at]])).tolist()
     turns = [(rank + i) % ranks for i in range(1, ranks)]
     length = 4 * values.count
 
@@ -65,8 +65,8 @@ def measure_call(group: Pycollective, call: str, size: int, seconds: float) -> d
         for peer in turns:
             if found := part_of(call, peer, rank, ranks, length):
                 there, here, count = found
-                pid, address, _ = where[peer]
-                move(LIBC.process_vm_readv, pid, address + there, mine[0, 2] + here, count)
+                pid, address, _ = of_ranks[peer]
+                move(LIBC.process_vm_readv, pid, address + there, got_at + here, count)
         copy_own()
         comm.barrier()
 
@@ -75,8 +75,8 @@ def measure_call(group: Pycollective, call: str, size: int, seconds: float) -> d
         for peer in turns:
             if found := part_of(call, rank, peer, ranks, length):
                 there, here, count = found
-                pid, _, address = where[peer]
-                move(LIBC.process_vm_writev, pid, address + here, mine[0, 1] + there, count)
+                pid, _, address = of_ranks[peer]
+                move(LIBC.process_vm_writev, pid, address + here, given_at + there, count)
         copy_own()
         comm.barrier()
 
@@ -95,7 +95,7 @@ def measure_call(group: Pycollective, call: str, size: int, seconds: float) -> d
             and (got != expected).any()
         ):
             raise SystemExit(f"{way.__name__} gave wrong values for {call}")
-    common = {"barrier": group.barrier, "slowest": lambda own: slowest(group, own)}
+    common = {"barrier": group.barrier, "slowest": lambda elapsed: slowest(group, elapsed)}
     return {n: round(measure(way, seconds, **common)["us"], 1) for n, way in ways.items()}
 
 

@@ -16,7 +16,7 @@ For two processes with plain arrays, the parts of a call are measured too:
 enter : a call of 8 bytes in a group of one, which does not involve another rank.
 meet : a call of 8 bytes, without `enter`: both ranks arrive, and each reads the other's data.
 stage : copy the peer's half of the array to memory that the peer can read.
-reduce : add the peer's staged half to the own half, and put the sum where the peer can read it.
+reduce : add the peer's staged half to this rank's half, and put the sum where the peer can read it.
 take : copy the peer's half of the sum from there.
 private : the last three again, in memory that the other process does not touch.
 rest : the call without enter, meet, stage, reduce and take: waiting, unless both ranks run concurrently.
@@ -24,7 +24,7 @@ rest : the call without enter, meet, stage, reduce and take: waiting, unless bot
 NumPy makes the steps `stage` to `take`, in blocks of the library's size, on this script's own memory,
 which both processes map. A barrier, which is not timed, separates the steps. The difference to `private`
 is therefore the cost of lines that the other core wrote last. Arrays up to 16 KiB are exchanged in
-another way, in which every rank reads everything: for them only the first numbers are given.
+another way, in which every rank reads everything: they have no `stage`, `reduce`, `take` and `private`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from pycollective.plots import size_text
 CHUNK = 128 << 10
 """Bytes that the library moves at once for each rank (`csrc/support/tuning.h`)."""
 ONE_SHOT = 16 << 10
+"""Most bytes of an array that every rank reads whole (`csrc/support/tuning.h`)."""
 RING = 2 << 20
 """Bytes of a rank's staging buffer, which is used as a ring."""
 WAITING = ("call", "busy", "sleeps", "pushed")
@@ -102,12 +103,12 @@ def time_call(
 
 
 def time_moves(
-    comm: Communicator, memory: np.ndarray, size: int, seconds: float, apart: bool
+    comm: Communicator, memory: np.ndarray, size: int, seconds: float, private: bool
 ) -> list[float]:
-    """Return the median seconds of stage, reduce and take; with ``apart``, each in its own memory."""
-    me, other = comm.rank, 0 if apart else 1 - comm.rank
-    staging = np.zeros_like(memory) if apart else memory
-    mine = 0 if apart else me
+    """Return the median seconds of stage, reduce and take; with ``private``, each in its own memory."""
+    me, other = comm.rank, 0 if private else 1 - comm.rank
+    staging = np.zeros_like(memory) if private else memory
+    mine = 0 if private else me
     x = np.ones(size // 4, np.float32)
     half = min(CHUNK, size // 2) // 4
     steps: list[list[float]] = []
@@ -178,14 +179,14 @@ def add_parts(
 ) -> None:
     """Add the parts of a call between two processes to a row."""
 
-    def slower(apart: bool) -> list[float]:
-        times = time_moves(comm, memory, int(row["bytes"]), seconds, apart)
+    def slower(private: bool) -> list[float]:
+        times = time_moves(comm, memory, int(row["bytes"]), seconds, private)
         return [t * 1e6 for t in comm.all_reduce(np.array(times), "max").tolist()]
 
     row |= {"enter": enter, "meet": meet}
     if row["bytes"] > ONE_SHOT:
-        row |= dict(zip(("stage", "reduce", "take"), slower(apart=False), strict=True))
-        row["private"] = sum(slower(apart=True))
+        row |= dict(zip(("stage", "reduce", "take"), slower(private=False), strict=True))
+        row["private"] = sum(slower(private=True))
     row["rest"] = row["call"] - sum(row.get(k, 0.0) for k in PARTS[:5])
 
 
@@ -212,11 +213,11 @@ def main() -> None:
     p.add_argument("--sizes", nargs="+", type=size_of, default=[8, 64 << 10, 1 << 20, 16 << 20])
     p.add_argument("--seconds", type=float, default=1.0, help="for each number (1)")
     p.add_argument("--registered", action="store_true", help="arrays of comm.empty()")
-    p.add_argument("--threads", type=int, help="so many ranks that are threads of this process")
+    p.add_argument("--threads", type=int, help="number of ranks, as threads of this process")
     p.add_argument("--json", type=Path, help="write the results there too")
     args = p.parse_args()
     if any(size > ONE_SHOT and size % (2 * min(CHUNK, size // 2)) for size in args.sizes):
-        sys.exit("sizes beyond 16 KiB are powers of two, or multiples of 256 KiB")
+        sys.exit("sizes beyond 16 KiB must be powers of two, or multiples of 256 KiB")
     if args.threads:
         ranks, kind = args.threads, "threads"
         rows = among_threads(ranks, args.sizes, args.seconds)

@@ -39,11 +39,11 @@ def collectives() -> list[str]:
         cells = []
         for size in SIZES:
             ours = compare.median(results, name, size)
-            peer = compare.best_peer(results, size)
+            peer = compare.best_peer(results, size, kind="mpi")
             assert ours and peer
             cells.append(f"{compare.time_text(ours)} ({ours / peer:.2f})")
         rows.append([title, *cells])
-    peers = [compare.best_peer(results, size) for size in SIZES]
+    peers = [compare.best_peer(results, size, kind="mpi") for size in SIZES]
     rows.append(["best of Open MPI, MPICH, Intel MPI", *(compare.time_text(p or 0) for p in peers)])
     cores = contents["machine"]["cores"]
     text = (

@@ -73,47 +73,47 @@ def gigabytes_per_second(
 
 
 def measure(dtype: np.dtype[Any], op: str, args: argparse.Namespace) -> dict[str, float] | None:
-    """Return the speeds of one cell of the table, or None if there is none."""
+    """Return the speeds of one row of the table, or None if the type has no such operation."""
     count, n = args.bytes // dtype.itemsize, args.sources
     random = np.random.default_rng(0)
     sources = [aligned(count, dtype) for _ in range(n)]
     for source in sources:
         source[...] = random.integers(0, 2, count)
     a, b = sources[:2]
-    mine, target, own = (aligned(count, dtype) for _ in range(3))
+    result, expected, in_place = (aligned(count, dtype) for _ in range(3))
     size, many_size = (2, n) if op == "mean" else (0, 0)
     try:
-        combine_arrays(op, a, b, mine, size)
+        combine_arrays(op, a, b, result, size)
     except TypeError:
         return None
     ufunc, quotient = UFUNCS[op], np.floor_divide if dtype.kind in "iu" else np.divide
 
     def pair_numpy() -> None:
-        ufunc(a, b, out=target)
+        ufunc(a, b, out=expected)
         if size:
-            quotient(target, dtype.type(size), out=target)
+            quotient(expected, dtype.type(size), out=expected)
 
     def many_numpy() -> None:
-        ufunc(a, b, out=target)
+        ufunc(a, b, out=expected)
         for source in sources[2:]:
-            ufunc(target, source, out=target)
+            ufunc(expected, source, out=expected)
         if size:
-            quotient(target, dtype.type(n), out=target)
+            quotient(expected, dtype.type(n), out=expected)
 
     pair_numpy()
-    np.testing.assert_array_equal(mine, target, err_msg=f"{dtype} {op}")
-    reduce_arrays(op, sources, [mine], many_size)
+    np.testing.assert_array_equal(result, expected, err_msg=f"{dtype} {op}")
+    reduce_arrays(op, sources, [result], many_size)
     many_numpy()
-    np.testing.assert_array_equal(mine, target, err_msg=f"{dtype} {op} of {n}")
-    own[...] = a
+    np.testing.assert_array_equal(result, expected, err_msg=f"{dtype} {op} of {n}")
+    in_place[...] = a
     ways: dict[str, Callable[[], None]] = {
-        "pair": lambda: combine_arrays(op, a, b, mine, size),
-        "in place": lambda: combine_arrays(op, own, b, own, size),
+        "pair": lambda: combine_arrays(op, a, b, result, size),
+        "in place": lambda: combine_arrays(op, in_place, b, in_place, size),
         "pair_numpy": pair_numpy,
-        "many": lambda: reduce_arrays(op, sources, [mine], many_size),
+        "many": lambda: reduce_arrays(op, sources, [result], many_size),
         "many_numpy": many_numpy,
     }
-    moved = {way: (n + 1 if "many" in way else 3) * mine.nbytes for way in ways}
+    moved = {way: (n + 1 if "many" in way else 3) * result.nbytes for way in ways}
     with np.errstate(all="ignore"):
         return gigabytes_per_second(ways, moved, args.turns)
 

@@ -100,13 +100,13 @@ def group_as_cluster(comm: Communicator, size: int, tcp: bool) -> Cluster:
     overhead = alone() if comm.rank == 0 else 0.0
     comm.barrier()
     if comm.rank == 0:  # while the others sleep
-        made = Cluster.fitted(
+        cluster = Cluster.fitted(
             comm.size, size, lambda name, bytes: times[name, bytes], link, overhead
         )
     else:
-        made = Cluster.flat(comm.size, link)
+        cluster = Cluster.flat(comm.size, link)
     comm.barrier()
-    return made
+    return cluster
 
 
 def rank_of_processes(transport: str, turns: int, sizes: list[int]) -> None:
@@ -201,7 +201,7 @@ def of_processes(transport: str, ranks: int, turns: int, sizes: list[int]) -> li
     return found
 
 
-def say_how_good(rows: list[dict[str, Any]]) -> None:
+def print_accuracy(rows: list[dict[str, Any]]) -> None:
     off = np.exp([abs(math.log(row["ratio"])) for row in rows])
     keys = sorted({(row["ranks"], row["bytes"]) for row in rows})
     right = 0
@@ -212,8 +212,8 @@ def say_how_good(rows: list[dict[str, Any]]) -> None:
         right += chosen["measured_us"] <= 1.1 * best
     print(
         f"# off by a factor of {np.median(off):.2f} in the median, {np.percentile(off, 90):.2f} at the "
-        f"90th percentile, {off.max():.2f} at most; the algorithm that it would choose is within 10 % "
-        f"of the fastest in {right} of {len(keys)} cases"
+        f"90th percentile, {off.max():.2f} at most; the algorithm predicted to be the fastest is within "
+        f"10 % of the fastest in {right} of {len(keys)} cases"
     )
 
 
@@ -252,8 +252,8 @@ def main() -> None:
                 ]
                 print(f"  {size:>15} " + " ".join(f"{cell:>25}" for cell in cells), flush=True)
                 of_transport += one["rows"]
-                clusters += [{"transport": transport, **made} for made in one["clusters"]]
-        say_how_good(of_transport)
+                clusters += [{"transport": transport, **cluster} for cluster in one["clusters"]]
+        print_accuracy(of_transport)
         rows += [{"transport": transport, **row} for row in of_transport]
     if args.json:
         report = {"clusters": clusters, "results": rows}

@@ -69,14 +69,14 @@ class Transformer(nn.Module):
     def __init__(self, words=1000, width=256, length=64):
         super().__init__()
         self.words = nn.Embedding(words, width)
-        self.places = nn.Parameter(torch.zeros(length, width))
+        self.positions = nn.Parameter(torch.zeros(length, width))
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         self.head = nn.Linear(width, words)
 
     def forward(self, x):
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        return self.head(self.layers(self.words(x) + self.places, mask, is_causal=True))
+        return self.head(self.layers(self.words(x) + self.positions, mask, is_causal=True))
 
 
 MODELS = {"resnet18": resnet18, "transformer": Transformer}
@@ -95,20 +95,20 @@ def wrapped(network, how, group):
     if how == "ddp":
         return nn.parallel.DistributedDataParallel(network, process_group=group)
     if how == "ddp_shared":
-        made = nn.parallel.DistributedDataParallel(
+        parallel = nn.parallel.DistributedDataParallel(
             network, process_group=group, gradient_as_bucket_view=True
         )
         if dist.get_backend(group) == "pycollective":
-            made.register_comm_hook(group, pycollective.torch.shared_buckets)
-        return made
+            parallel.register_comm_hook(group, pycollective.torch.shared_buckets)
+        return parallel
     mesh = DeviceMesh.from_group(group, "cpu")
     for layer in network.children():
         if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh)
-    made = fully_shard(network, mesh=mesh)
+    sharded = fully_shard(network, mesh=mesh)
     if dist.get_backend(group) == "pycollective":
-        made.set_allocate_memory_from_process_group_for_comm(True)
-    return made
+        sharded.set_allocate_memory_from_process_group_for_comm(True)
+    return sharded
 
 
 def whole(parameter):
@@ -143,10 +143,10 @@ def rank_main(rank, path, arguments, results):
                     times[backend].append(time.perf_counter() - begin)
             pairs = zip(*(network.parameters() for network in networks.values()), strict=True)
             with torch.no_grad():
-                off = max(float((whole(a) - whole(b)).abs().max()) for a, b in pairs)
+                difference = max(float((whole(a) - whole(b)).abs().max()) for a, b in pairs)
             found[f"{name} {how}"] = {
                 backend: 1e3 * statistics.median(times[backend][WARMUP:]) for backend in BACKENDS
-            } | {"largest difference": off, "loss": float(loss)}
+            } | {"largest difference": difference, "loss": float(loss)}
             if rank == 0:
                 print(name, how, found[f"{name} {how}"], flush=True)
     if rank == 0:

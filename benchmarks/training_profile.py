@@ -38,7 +38,7 @@ from pycollective.distribute.replica_threads import ReplicaRun
 from pycollective.nn import conv
 
 COUNTED_STEPS = 10
-QUESTIONS = ("alike", "sparse_fits", "threads", "set_threads", "vector_bytes")
+NOT_TIMED = ("alike", "sparse_fits", "threads", "set_threads", "vector_bytes")
 METHODS = {(Communicator, "all_reduce"): "all_reduce",
             (_nn.Replay, "run"): "replay",
             (ReplicaRun, "_wait"): "waiting for replicas",
@@ -76,10 +76,10 @@ def timed(seconds: Counter[str], calls: Counter[str]) -> Iterator[None]:
 
         return call
 
-    places = {(_nn, name): name for name, function in inspect.getmembers(_nn)
-              if inspect.isbuiltin(function) and name not in QUESTIONS}  # fmt: skip
+    kernels = {(_nn, name): name for name, function in inspect.getmembers(_nn)
+              if inspect.isbuiltin(function) and name not in NOT_TIMED}  # fmt: skip
     with contextlib.ExitStack() as stack:
-        for (owner, attribute), name in {**places, (np, "matmul"): "matmul", **METHODS}.items():
+        for (owner, attribute), name in {**kernels, (np, "matmul"): "matmul", **METHODS}.items():
             wrapped = wrap(getattr(owner, attribute), name)
             stack.enter_context(mock.patch.object(owner, attribute, wrapped))
         # The cache holds functions: clear it before, to find the timed ones, and after.
@@ -92,11 +92,11 @@ def python_calls(step: Callable[[], Any]) -> float:
     """Return the number of calls that this thread makes in a step."""
     count = 0
 
-    def note(_frame: Any, event: str, _argument: Any) -> None:
+    def count_call(_frame: Any, event: str, _argument: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    sys.setprofile(note)
+    sys.setprofile(count_call)
     try:
         for _ in range(COUNTED_STEPS):
             step()

@@ -19,7 +19,7 @@ import pycollective as tf
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--replicas", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--examples", type=int, help="train on so many examples only")
+parser.add_argument("--examples", type=int, help="number of training examples (all)")
 parser.add_argument("--seed", type=int, default=1, help="of the weights and the order")
 parser.add_argument(
     "--data", help="folder of MNIST's files, or 'digits'; else MNIST or scikit-learn's digits"
@@ -173,4 +173,4 @@ with tempfile.TemporaryDirectory() as checkpoint_dir:
         f"{eval_accuracy.result() * 100:.2f}"
     )
     if float(eval_accuracy.result()) != final_accuracy:
-        raise SystemExit("the restored model is another one")
+        raise SystemExit("the restored model has another test accuracy than the trained one")

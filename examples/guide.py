@@ -46,7 +46,7 @@ communication_options = tf.distribute.experimental.CommunicationOptions(
     implementation=tf.distribute.experimental.CommunicationImplementation.NCCL
 )
 print(communication_options.implementation)
-# Without a cluster description this is one worker, without a GPU with one replica.
+# Without a cluster description this is one worker. Without a GPU it has one replica.
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 print(f"by default {strategy.num_replicas_in_sync} replicas")
 strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
@@ -175,7 +175,7 @@ def distributed_train_epoch(dataset):
 
 print(distributed_train_epoch(dist_dataset))
 
-heading("Is it the gradient of one replica?")
+heading("The gradients of several replicas are those of one")
 print(tf.distribute.verify_equivalence(model, next(iterator), loss_object))
 
 heading("Estimator (the oldest guide)")
@@ -209,7 +209,7 @@ resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 print(resolver.cluster_spec())
 print(f"this is {resolver.task_type} {resolver.task_id} at {resolver.master()}")
 
-heading("What each replica gets (guide and input tutorial)")
+heading("The rows of each replica (guide and input tutorial)")
 hundred = tf.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(10)
 for features, _labels in mirrored_strategy.experimental_distribute_dataset(hundred):
     parts = mirrored_strategy.experimental_local_results(features)

@@ -21,7 +21,7 @@ import pycollective as tf
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--replicas", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--examples", type=int, help="train on so many examples only")
+parser.add_argument("--examples", type=int, help="number of training examples (all)")
 parser.add_argument(
     "--data", help="folder of MNIST's files, or 'digits'; else MNIST or scikit-learn's digits"
 )
@@ -118,7 +118,7 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"Eval loss: {eval_loss}, Eval accuracy: {eval_acc}")
     tf.train.Checkpoint(model=model).restore(tf.train.latest_checkpoint(checkpoint_dir))
     if model.evaluate(eval_dataset, verbose=0) != [eval_loss, eval_acc]:
-        raise SystemExit("the restored checkpoint is another one")
+        raise SystemExit("the restored checkpoint has another loss or accuracy than the model")
 
     # The model as a file, without and with a strategy -----------------------------------------
     path = os.path.join(folder, "my_model.keras")
@@ -133,4 +133,4 @@ with tempfile.TemporaryDirectory() as folder:
     replicated_loss, replicated_acc = replicated_model.evaluate(eval_dataset)
     print(f"Eval loss: {replicated_loss}, Eval accuracy: {replicated_acc}")
     if not eval_acc == unreplicated_acc == replicated_acc:
-        raise SystemExit("the loaded model is another one")
+        raise SystemExit("the loaded model has another accuracy than the saved one")

@@ -5,7 +5,7 @@
     srun -n 2 python examples/multi_worker.py               # Slurm
     python examples/multi_worker.py --ray 2                 # Ray
 
-Or by hand, the last line on each machine (docs/tutorials/two_machines.md):
+Or by hand on each machine, with its own index (docs/tutorials/two_machines.md):
 
     export PYCOLLECTIVE_SECRET=...
     export TF_CONFIG='{"cluster": {"worker": ["a:9000", "b:9000"]},

@@ -115,13 +115,13 @@ _ORIGIN = {
     "spawn": "launch.spawn",
 }
 
-if not TYPE_CHECKING:  # to type checkers, a misspelt name would be one of any type
+if not TYPE_CHECKING:  # with this function, type checkers would accept every misspelt name
 
     def __getattr__(name: str) -> Any:
         """Load a package, or a name of `tensor`, `dtypes` or `data`, at its first use."""
         if name.startswith("__"):
             raise AttributeError(name)
-        if name == "bool":  # `bool_` in `dtypes`, where Python's own is needed
+        if name == "bool":  # `dtypes` calls it `bool_`, because that module needs Python's bool
             return _module("dtypes").bool_
         if name in _ORIGIN:
             value = getattr(_module(_ORIGIN[name]), name)
@@ -150,7 +150,7 @@ def _module(name: str) -> Any:
 
 
 def _no_attribute(name: str) -> str:
-    """Return the message for a name that is not here, with the public name for it or most like it."""
+    """Return the message for a missing attribute, with the public name that the caller may mean."""
     import difflib
 
     def plain(name: str) -> str:

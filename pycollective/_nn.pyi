@@ -1,4 +1,4 @@
-"""Kernels of convolution, pooling, cross-entropy and optimizers; see csrc/nn/kernels.h."""
+"""Kernels of neural networks and optimizers, and records of their calls; see csrc/nn."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -27,10 +27,10 @@ _UFUNCS: dict[Any, str] = {
     np.logical_xor: "xor",
 }
 _LOGICAL = (np.logical_and, np.logical_or, np.logical_xor)
-_FUNCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amin": "min", "amax": "max"} | {
-    "min": "min",
-    "max": "max",
-}
+_FUNCTIONS = {
+    "sum": "sum", "prod": "prod", "mean": "mean", "min": "min", "max": "max",
+    "amin": "min", "amax": "max",
+}  # fmt: skip
 
 
 def own_ufunc(op: Any, dtype: np.dtype[Any]) -> np.ufunc | None:
@@ -112,7 +112,7 @@ def sizes(shape: Any, name: str = "shape") -> list[int]:
 
 
 def rank_number(name: str, value: Any, size: int) -> int:
-    """Return the number of a rank in a group of ``size`` ranks; raise an error if it is none."""
+    """Return a rank's number in a group of ``size`` ranks; raise an error for anything else."""
     if type(value) is int and 0 <= value < size:
         return value
     try:

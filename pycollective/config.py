@@ -1,9 +1,9 @@
 """Devices, under the names of ``tf.config``.
 
-A *physical* device is a processor. A *logical* device holds a replica of a strategy: each processor has
-one, unless `set_logical_device_configuration` changes that. Logical devices are numbered through all
-processors: with two on the first GPU, ``"gpu:2"`` is on the second one. Only this module maps logical
-devices to processors; other modules call `processor_of`.
+A *physical* device is a processor. A *logical* device holds a replica of a strategy: each processor
+has one, unless `set_logical_device_configuration` changes that. Logical devices are numbered
+through all processors: with two logical devices on the first GPU, ``"gpu:2"`` is on the second GPU.
+Only this module maps logical devices to processors; other modules call `processor_of`.
 """
 
 from __future__ import annotations

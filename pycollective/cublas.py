@@ -46,8 +46,8 @@ class _Handle:
         weakref.finalize(self, library.cublasDestroy_v2, self.number).atexit = False
         _check(library.cublasSetStream_v2(self.number, ctypes.c_void_p(stream)))
         self._memory = empty((_WORKSPACE_BYTES,), np.dtype(np.uint8), like)
-        place = ctypes.c_void_p(_address(self._memory))
-        _check(library.cublasSetWorkspace_v2(self.number, place, _WORKSPACE_BYTES))
+        address = ctypes.c_void_p(_address(self._memory))
+        _check(library.cublasSetWorkspace_v2(self.number, address, _WORKSPACE_BYTES))
 
 
 class _Handles(threading.local):

@@ -55,7 +55,7 @@ _pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctype
 
 
 def _tensor_in(capsule: Any) -> _Tensor:
-    """Return the tensor in a capsule that has not been consumed; changes to it take effect."""
+    """Return the tensor in a capsule that is not consumed; it shares the capsule's memory."""
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.major > 1:

@@ -33,17 +33,18 @@ VARIABLES = {
     "error if a rank is on another host; `thread`: an error with several processes",
     "PYCOLLECTIVE_SECRET": "the secret of the group, at least 16 bytes, the same on every rank. "
     "Without it only processes of the same user on the same machine join",
-    "PYCOLLECTIVE_SECRET_FILE": "a file that holds the secret; only you may read it if it is yours",
+    "PYCOLLECTIVE_SECRET_FILE": "a file that holds the secret; if you own it, its mode must "
+    "exclude all other users",
     "PYCOLLECTIVE_INSECURE": "1: accept addresses beyond loopback without a secret",
-    "PYCOLLECTIVE_TLS_CERT": "a file with this rank's certificate, in PEM; it must serve as client and "
+    "PYCOLLECTIVE_TLS_CERT": "a file with this rank's certificate, in PEM, valid for client and "
     "server",
     "PYCOLLECTIVE_TLS_KEY": "a file with the key of the certificate, in PEM, of mode 0600",
     "PYCOLLECTIVE_TLS_CA": "a file with the certificate of the cluster's own authority, in PEM",
     "PYCOLLECTIVE_SOCKET_IFNAME": "the network interfaces through which a rank and its peers connect. "
     "In NCCL's grammar: `eth,ib` beginnings of names, `=eth0,eth1` exact names that must exist, `^` all "
     "others. Streams use the interfaces in turn; control and messages use the first one",
-    "PYCOLLECTIVE_SOCKET_STREAMS": "the connections of every two ranks for collectives, 1 to 8; "
-    "rank 0's value counts",
+    "PYCOLLECTIVE_SOCKET_STREAMS": "the number of connections of every two ranks for collectives, "
+    "1 to 8; rank 0's value counts",
     "PYCOLLECTIVE_HOST_ID": "an identifier of this host instead of its boot id",
     "PYCOLLECTIVE_CHECK_ADDRESSES": "1: wrong names and addresses are errors; 0: they are logged. "
     "Unless set, 0 in a container, else 1",
@@ -70,7 +71,13 @@ _warned: set[str] = set()
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Look for variables with the package's prefix that the package does not read."""
+    """Log a warning for each variable with the package's prefix that the package does not read.
+
+    Raises
+    ------
+    ValueError
+        The name of such a variable looks like a misspelt one of the table.
+    """
     unknown = sorted(
         name
         for name in environ

@@ -1,9 +1,9 @@
 """The package's errors: those of TensorFlow's ``tf.errors``, and its own.
 
-Each error of ``tf.errors`` is also a built-in exception that a program without TensorFlow would
-expect. For example, `InvalidArgumentError` is a ValueError, and `OutOfRangeError` a StopIteration.
-A failure between ranks is a `CollectiveError`, and also the error of ``tf.errors`` that TensorFlow
-raises in this case.
+Each error of ``tf.errors`` is also a standard exception of Python that a program without TensorFlow
+would expect. For example, `InvalidArgumentError` is a ValueError, and `OutOfRangeError` a
+StopIteration. A failure between ranks is a `CollectiveError`, and also the error of ``tf.errors``
+that TensorFlow raises in this case.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class NumericColumn(NamedTuple):
         Raises
         ------
         ValueError
-            The features are no mapping, or have no such key, or rows of another size.
+            The features are no mapping, have no such key, or have rows of another size.
         """
         if not isinstance(features, Mapping):
             raise ValueError(

@@ -87,7 +87,8 @@ def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
     Raises
     ------
     ValueError
-        The structures differ in kind, length or keys.
+        The first structure has a mapping, and another has no mapping with the same keys there. Or
+        the first has a list or tuple, and another has no list or tuple of the same length there.
     """
     first, *others = structures
     if not _is_container(first.__class__):

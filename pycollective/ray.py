@@ -37,7 +37,7 @@ def run(
     max_failures: int = 0,
     min_workers: int | None = None,
     placement_timeout: float = _PLACEMENT_TIMEOUT,
-) -> list[Any]:
+) -> Any:
     """Call a function in several Ray actors, in which `init` and strategies find their group.
 
     One placement group holds all actors that `run` needs to begin. Ray gives every actor all addresses
@@ -74,18 +74,18 @@ def run(
         replacement joins when the others save their next checkpoint. By default all workers are needed.
 
         With parameter servers, training also begins with this number of workers. Each of the others
-        begins when Ray has resources for it, and the chief uses it from then on. It uses a replacement
-        as soon as it can.
+        begins when Ray has resources for it, and the chief uses it from then on. The chief uses a
+        replacement as soon as the replacement runs.
     placement_timeout : float
         Seconds to wait for resources for the workers that `run` needs to begin, and for a replacement
-        if fewer than ``min_workers`` are left. A replacement has as long to end after all others have
-        ended.
+        if fewer than ``min_workers`` are left. After all other workers have ended, a replacement has
+        the same time to end.
 
     Returns
     -------
-    list
+    list, or the chief's result
         The workers' results by rank; None for a lost worker without which training continued. With
-        parameter servers, the chief's result alone.
+        parameter servers, not a list but the result of the chief.
 
     Raises
     ------
@@ -131,9 +131,8 @@ def _environment(
     """Return the variables by which a task finds the others."""
     config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
     environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
-    if (
-        sum(map(len, cluster.values())) == 1
-    ):  # needed if a launcher of several processes started Ray
+    if sum(map(len, cluster.values())) == 1:
+        # These variables replace those of a launcher of several processes that started Ray.
         environment |= {"PYCOLLECTIVE_RANK": "0", "PYCOLLECTIVE_SIZE": "1"}
     return environment
 
@@ -162,7 +161,7 @@ class _Worker:
 
 
 class _Workers:
-    """The actors, and their unfinished calls.
+    """The actors, one for each rank, and the resources that Ray reserves for them.
 
     The last ``later`` ranks have no actor yet. Each has a placement group of its own, which Ray makes
     when it has the resources.
@@ -176,7 +175,7 @@ class _Workers:
         self._timeout = timeout
         #: The actors by their ranks.
         self._actors: dict[int, Any] = {}
-        #: The begin of the actors' names, and the number of actors that each rank has had.
+        #: The beginning of the actors' names, and the number of actors that each rank has had.
         self._name = f"pycollective-{secrets.token_hex(4)}"
         self._counts = [0] * count
         first = count - later
@@ -211,7 +210,7 @@ class _Workers:
         )(_Worker)
         job, index = self._task(rank)
         name = f"{self._name}-{job}-{index}"
-        if self._counts[rank]:  # Ray may still know the actor before it
+        if self._counts[rank]:  # Ray may still know the name of the previous actor
             name += f"-again-{self._counts[rank]}"
         self._counts[rank] += 1
         return kind.options(name=name).remote()
@@ -342,7 +341,7 @@ class _Workers:
         return self._actors[rank].place.remote()
 
     def _restarted(self, ranks: Iterable[int]) -> None:
-        """Start new actors for workers that try to connect to the address of a lost worker."""
+        """Replace the actors of workers that try to connect to the address of a lost worker."""
         for rank in ranks:
             self._ray.kill(self._actors[rank])
             self._actors[rank] = self._actor(rank)

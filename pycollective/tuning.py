@@ -185,7 +185,10 @@ def _missing(file: str, error: str) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _read(file: str, changed: int, length: int) -> _File:
-    """Return the contents of a file; log one warning if they cannot be used."""
+    """Return the contents of a file; log one warning if they cannot be used.
+
+    ``changed`` and ``length`` are keys of the cache, so that a changed file is read again.
+    """
     try:
         content = json.loads(Path(file).read_bytes())
         if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -3,9 +3,9 @@
 #
 #     tests/aarch64.sh FOLDER [pytest arguments]
 #
-# FOLDER takes Debian's Python for arm64 and the build. It needs root on Debian, and a virtual environment
-# with the extra [dev].
-# qemu-user keeps the memory order of x86-64: it does not find an order that is missing.
+# The script puts Debian's Python for arm64 and the build into FOLDER. It needs root on Debian, and a
+# virtual environment with the extra [dev].
+# qemu-user keeps the memory order of x86-64, so these tests do not find a missing memory order.
 set -euo pipefail
 work=$(realpath -m "${1:?"a folder for the build"}")/aarch64
 shift
@@ -28,7 +28,7 @@ fi
 for package in "$work"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root"; done
 include=$(echo "$root"/usr/include/python3.*)
 version=${include##*/python}
-# Compiled here: Python under qemu takes far longer.
+# --compile: Python under qemu takes far longer to compile these packages.
 pip install -q --compile --target "$work/site" --only-binary=:all: --python-version "$version" \
   --platform manylinux2014_aarch64 --platform manylinux_2_28_aarch64 numpy pytest hypothesis ml_dtypes
 

@@ -16,7 +16,7 @@ import leftovers
 import namespaces
 import pytest
 
-# The tests know the built-in table of algorithms, not one that was measured here.
+# The tests expect the built-in table of algorithms, not one that was measured on this machine.
 os.environ["PYCOLLECTIVE_TUNING"] = "none"
 # Many tests wait for a deadline and compare stderr; only tests/observe turns warnings on.
 os.environ["PYCOLLECTIVE_WARN_AFTER"] = "inf"

@@ -16,11 +16,11 @@ __all__ = ["Device", "DeviceArray", "make_cupy"]
 
 
 def _at_once(array):
-    """Devices of this module are done with an operation when it returns."""
+    """Do nothing: devices of this module have finished an operation when it returns."""
 
 
 before_access = _at_once
-"""Is given every array whose elements the host is about to read; tests may put a wait in its place."""
+"""Called with every array whose elements the host is about to read; tests replace it by a wait."""
 
 
 #: Functions whose result length depends on the values: CuPy copies the length to the host.
@@ -415,8 +415,8 @@ def make_cupy():
         return DeviceArray(computed(lambda: np.ascontiguousarray(host, dtype)))
 
     module.ascontiguousarray = ascontiguousarray
-    made = "zeros ones empty full arange pad take_along_axis"
-    for name in made.split():
+    creators = "zeros ones empty full arange pad take_along_axis"
+    for name in creators.split():
         setattr(module, name, on_device(getattr(np, name), name not in VIEWS))
 
     def add_at(a, i, b):

@@ -97,7 +97,10 @@ def refuse_bfloat16(monkeypatch, cupy):
 
 
 def check_reductions(cupy, c, done):
-    """Reduce, as one rank of several, arrays of bfloat16 in every layout."""
+    """Reduce arrays of bfloat16 as one rank of several; return the name of the engine's class.
+
+    `done` waits for the devices.
+    """
     size, total = c.size, sum(range(1, c.size + 1))
     values = np.arange(6).reshape(2, 3)
     for versioned in (True, False):

@@ -60,7 +60,7 @@ def _library(code):
 
 
 class RawKernel:
-    """Kernel with the arguments of CuPy's class."""
+    """A kernel with the arguments of CuPy's class."""
 
     before_launch = staticmethod(lambda: None)
     run = staticmethod(lambda launch: launch())

@@ -30,28 +30,28 @@ def hosts(count: int, interfaces: int = 1) -> Iterator[list[str]]:
         pytest.skip("needs network namespaces: Linux, ip, and the right to make them")
     tag = f"pc{os.getpid() % 10000}{next(_numbers)}"  # a deletion takes effect a moment later
     names = [f"{tag}n{i}" for i in range(count)]
-    made = []
+    deletions = []
     try:
         for name in names:
             if ip("netns", "add", name, check=False).returncode:
                 pytest.skip("this machine allows no network namespaces")
-            made.append(("netns", "del", name))
+            deletions.append(("netns", "del", name))
             ip("-n", name, "link", "set", "lo", "up")
         for k in range(interfaces):
             bridge, inner = f"{tag}b{k}", f"eth{k}"
             if ip("link", "add", bridge, "type", "bridge", check=False).returncode:
                 pytest.skip("this machine allows no network namespaces")
-            made.append(("link", "del", bridge))
+            deletions.append(("link", "del", bridge))
             ip("link", "set", bridge, "up")
             for i, name in enumerate(names):
                 outer = f"{tag}v{i}e{k}"
                 ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
                 # A namespace outlives its name while a socket in it is still open.
-                made.append(("link", "del", outer))
+                deletions.append(("link", "del", outer))
                 ip("link", "set", outer, "master", bridge, "up")
                 ip("-n", name, "addr", "add", f"10.213.{7 + k}.{i + 1}/24", "dev", inner)
                 ip("-n", name, "link", "set", inner, "up")
         yield names
     finally:
-        for words in reversed(made):
+        for words in reversed(deletions):
             ip(*words, check=False)

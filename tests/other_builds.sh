@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the core without CUDA and with sanitizers, then for aarch64, and tests it. CI does it beside the
-# other tests.
+# Builds the core without CUDA and with sanitizers, then for aarch64, and tests it. CI runs
+# this script beside the other tests.
 #
 #     tests/other_builds.sh
 #
-# It needs a virtual environment with the extra [dev], and GCC; for aarch64 root on Debian.
+# The script needs a virtual environment with the extra [dev], and GCC; for aarch64 root on Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -3,8 +3,8 @@
 #
 #     tests/sanitize.sh address|thread [pytest arguments]
 #
-# "address" finds wrong memory accesses and undefined behaviour, "thread" data races. It needs a
-# virtual environment with the extra [dev], cmake (pip) and GCC. Python itself is not instrumented: the
+# "address" finds wrong memory accesses and undefined behaviour, "thread" data races. The script needs
+# a virtual environment with the extra [dev], cmake (pip) and GCC. Python itself is not instrumented: the
 # sanitizer's library is loaded before it.
 set -euo pipefail
 kind=${1:?"address or thread"}
@@ -30,7 +30,7 @@ esac
 # libstdc++ comes first too: otherwise the sanitizer does not find how exceptions are thrown.
 export LD_PRELOAD="$("$compiler" -print-file-name="$library") $("$compiler" -print-file-name=libstdc++.so.6)"
 # CPython keeps memory until it ends, which is no leak of ours.
-# Reports go to files: pytest holds what is written to stderr, and loses it where the process ends.
+# Reports go to files: pytest captures stderr, and loses it when the process ends.
 export ASAN_OPTIONS="log_path=$work/report detect_leaks=0 allocator_may_return_null=1"
 export UBSAN_OPTIONS="log_path=$work/report print_stacktrace=1"
 export TSAN_OPTIONS="log_path=$work/report exitcode=66 suppressions=$top/tests/thread_sanitizer.supp"
@@ -39,7 +39,7 @@ export PYCOLLECTIVE_SANITIZED=1  # tests are shorter then
 tests=("$@")
 [ ${#tests[@]} -gt 0 ] || tests=(tests/core)
 status=0
-# From there, so that this build of the core is the one that is imported.
+# Run in $work, so that Python imports this build of the core.
 (cd "$work" && python -c "import pycollective._core as c, os; assert os.getcwd() in c.__file__ and not c.cuda.built()" &&
   python -m pytest -q -p no:cacheprovider --durations=5 -c "$top/pyproject.toml" --rootdir "$top" "${tests[@]/#tests/$top/tests}") || status=$?
 unset LD_PRELOAD

@@ -67,12 +67,12 @@ Steps double_tree(int rank, int size) {
   if (size == 1) co_yield copy(input(0, 2), output(0, 2));
   // If size is odd, the last rank is no leaf: it is an inner node in the first tree and the root of
   // the second.
-  int leaf = rank % 2 == 1 || rank == size - 1 ? 0 : 1, passes = 1 - leaf;
-  Place outer(rank, size, leaf), inner(rank, size, passes);
-  for (const Step& step : up(outer, leaf)) co_yield step;
-  for (const Step& step : up(inner, passes)) co_yield step;
-  for (const Step& step : down(inner, passes)) co_yield step;
-  for (const Step& step : down(outer, leaf)) co_yield step;
+  int leaf_tree = rank % 2 == 1 || rank == size - 1 ? 0 : 1, inner_tree = 1 - leaf_tree;
+  Place leaf(rank, size, leaf_tree), inner(rank, size, inner_tree);
+  for (const Step& step : up(leaf, leaf_tree)) co_yield step;
+  for (const Step& step : up(inner, inner_tree)) co_yield step;
+  for (const Step& step : down(inner, inner_tree)) co_yield step;
+  for (const Step& step : down(leaf, leaf_tree)) co_yield step;
 }
 
 }  // namespace

@@ -38,8 +38,9 @@ template <FunctionAlgorithm::Function steps>
 const Algorithm& algorithm(std::string_view name, Collective collective,
                            FunctionAlgorithm::Count chunks,
                            FunctionAlgorithm::Count scratch = no_scratch) {
-  static const Algorithm& made = *new FunctionAlgorithm(name, collective, steps, chunks, scratch);
-  return made;
+  static const Algorithm& instance =
+      *new FunctionAlgorithm(name, collective, steps, chunks, scratch);
+  return instance;
 }
 
 }  // namespace pycollective

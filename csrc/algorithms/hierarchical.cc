@@ -3,7 +3,8 @@
 //
 // The buffer has as many lanes as the largest host has ranks. Lane l has one root on each host:
 // member l mod (ranks of the host). A lane has as many chunks as there are hosts.
-//   Up:    Every member sends each lane to the lane's root, which adds them in rank order.
+//   Up:    Every member sends each lane to the lane's root. The root adds the
+//          members' lanes to its own lane, in rank order.
 //   Cross: The lane's roots on all hosts run a ring all-reduce of the lane's chunks.
 //   Down:  Each root sends the whole sum of its lanes to the other members.
 // Each phase processes the lanes in order.
@@ -20,7 +21,8 @@ namespace pycollective {
 Hierarchical::Hierarchical(std::vector<int> hosts) : host_of_(std::move(hosts)) {
   for (int host : host_of_) {
     if (host < 0 || host >= static_cast<int>(host_of_.size())) {
-      throw std::invalid_argument("hosts are numbered from 0, as many as there are");
+      throw std::invalid_argument(
+          "hosts are numbered from 0 without gaps; a number is out of range");
     }
     ranks_.resize(std::max(ranks_.size(), static_cast<std::size_t>(host) + 1));
     fingerprint_ = fingerprint_ * 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(host) + 1;
@@ -31,10 +33,12 @@ Hierarchical::Hierarchical(std::vector<int> hosts) : host_of_(std::move(hosts)) 
     ranks.push_back(static_cast<int>(r));
   }
   for (const auto& ranks : ranks_) {
-    if (ranks.empty()) throw std::invalid_argument("a host without ranks");
+    if (ranks.empty())
+      throw std::invalid_argument("hosts are numbered from 0 without gaps; a number is missing");
     lanes_ = std::max(lanes_, static_cast<int>(ranks.size()));
   }
-  if (ranks_.empty()) throw std::invalid_argument("a group has ranks");
+  if (ranks_.empty())
+    throw std::invalid_argument("`hosts` is empty; a group has one or more ranks");
 }
 
 int Hierarchical::num_chunks(int) const { return lanes_ * hosts(); }

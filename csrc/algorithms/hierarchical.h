@@ -10,8 +10,8 @@ namespace pycollective {
 
 class Hierarchical final : public Algorithm {
  public:
-  // hosts[r] is the number of rank r's host. The numbers are consecutive from 0. Throws
-  // std::invalid_argument.
+  // hosts[r] is the number of rank r's host. Hosts are numbered from 0 without gaps. Throws
+  // std::invalid_argument for other numbers, or if `hosts` is empty.
   explicit Hierarchical(std::vector<int> hosts);
 
   std::string_view name() const override { return "hierarchical"; }

@@ -4,7 +4,8 @@
 // The ranks form two halves, 0 … h-1 and h … size-1 with h = ceil(size / 2). The buffer has as many
 // chunks as there are ranks. Chunk i has one root in each half: member i mod (size of the half).
 // The roots rotate, so that all ranks share the work equally.
-//   Up:    Every member sends its chunk to the half's root, which adds them in rank order.
+//   Up:    Every member sends each chunk to the chunk's root in its half. The root adds the
+//          members' chunks to its own chunk, in rank order.
 //   Cross: For even i the second half's root sends its sum to the first half's root, which
 //          returns the whole sum. For odd i the roles are swapped.
 //   Down:  Each root sends the whole sum to its half.

@@ -1,5 +1,5 @@
 // Reduce-to-one-device all-reduce: the root adds every rank's buffer to its own in rank order, then
-// sends the sum to every rank. For few ranks and small buffers.
+// sends the sum to every rank. It suits few ranks and small buffers.
 //
 // Cost: 2 (size - 1) consecutive messages at the root; the root moves 2 (size - 1) times the
 // buffer, every other rank twice the buffer.

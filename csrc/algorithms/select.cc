@@ -1,5 +1,5 @@
 // The choice of algorithm="auto": the first row of the table that fits. A collective without a row
-// has its default. Rows that `pycollective bench --tune` measured for a machine take precedence.
+// uses its default. Rows that `pycollective bench --tune` measured for a machine take precedence.
 //
 // The other rows were measured or simulated: benchmarks/results/tuning.md.
 #include <climits>

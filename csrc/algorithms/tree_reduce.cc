@@ -1,5 +1,5 @@
-// Binomial tree reduce, the binomial broadcast in reverse. In round j, rank r whose lowest set bit
-// is j sends its sum, of ranks r … r + 2^j - 1, to rank r - 2^j.
+// Binomial tree reduce, the binomial broadcast in reverse. In round j, the ranks whose lowest set
+// bit is bit j send. Such a rank r sends the sum of ranks r … r + 2^j - 1 to rank r - 2^j.
 //
 // Cost: ceil(log2 size) rounds; every rank but the root sends the buffer once. Only the root has an
 // output: other ranks add in one chunk of scratch.

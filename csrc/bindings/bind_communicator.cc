@@ -89,8 +89,8 @@ std::size_t sum(const std::vector<std::size_t>& counts) {
 }
 
 Reducing reducing_of(const py::dtype& dtype, const std::string& op) {
-  auto [type, which] = reduction_of(dtype, op);
-  return {type, which, false};
+  auto [type, operation] = reduction_of(dtype, op);
+  return {type, operation, false};
 }
 
 const Algorithm& algorithm_of(Collective collective, const std::string& name) {
@@ -305,7 +305,7 @@ void bind_communicator(py::module_& m) {
           },
           py::arg("rows"),
           "Add rows (collective, maximum of bytes, algorithm) before the built-in table of "
-          "algorithm=\"auto\", whose first row that fits counts. All ranks must add the same rows "
+          "algorithm=\"auto\". The first row that fits is used. All ranks must add the same rows "
           "before the first call.")
       .def(
           "warn_after",
@@ -331,7 +331,9 @@ void bind_communicator(py::module_& m) {
               const py::function function = std::move(*given);
               try {
                 function();
-              } catch (const py::error_already_set& error) {  // no memory for the error
+              } catch (const py::error_already_set& error) {
+                // The function stores its own errors. An error comes here only if there was no
+                // memory for storing it.
                 if (error.matches(PyExc_MemoryError)) throw std::bad_alloc();
                 throw std::runtime_error(error.what());
               }
@@ -343,8 +345,7 @@ void bind_communicator(py::module_& m) {
           "communicator's calls in the function run at once.")
       .def("mark_reported", &Communicator::mark_reported,
            "Record that the program has received the error of a submitted call, so that close() "
-           "need "
-           "not raise it again.")
+           "need not raise it again.")
       .def("collect", &Communicator::collect, "Release the objects that finished calls kept alive.")
       .def(
           "wait_all",

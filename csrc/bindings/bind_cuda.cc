@@ -1,5 +1,6 @@
-// The CUDA part, and its kernels alone for tests and benchmarks: on unchecked pointers to GPU
-// memory, and run by the host on arrays.
+// The CUDA part, and its kernels alone for tests and benchmarks. combine() runs a kernel on
+// unchecked addresses of GPU memory; combine_on_host() and pack_on_host() run the code on arrays of
+// the host.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -32,10 +33,10 @@ std::vector<void*> pointers(const std::vector<Address>& addresses) {
 void combine(const std::string& op, const py::dtype& dtype, const std::vector<Address>& targets,
              const std::vector<Address>& sources, std::size_t count, int size, int device,
              device::Stream stream) {
-  auto [type, which] = reduction_of(dtype, op);
+  auto [type, operation] = reduction_of(dtype, op);
   std::vector<void*> to = pointers(targets), from = pointers(sources);
   InterpreterRelease release;
-  cuda::runtime().combine(type, which, to.data(), static_cast<int>(to.size()), from.data(),
+  cuda::runtime().combine(type, operation, to.data(), static_cast<int>(to.size()), from.data(),
                           static_cast<int>(from.size()), count, size, device, stream);
 }
 
@@ -54,7 +55,7 @@ void combine_on_host(const std::string& op, const std::vector<py::array>& source
   if (sources.empty() || outputs.empty())
     throw std::invalid_argument("there must be at least one source and one output");
   check_multiprocessors(multiprocessors);
-  auto [dtype, which] = reduction_of(sources[0].dtype(), op);
+  auto [dtype, operation] = reduction_of(sources[0].dtype(), op);
   auto check = [&](const py::array& array) {
     check_contiguous(array);
     if (array.size() != sources[0].size() || !array.dtype().equal(sources[0].dtype())) {
@@ -73,7 +74,7 @@ void combine_on_host(const std::string& op, const std::vector<py::array>& source
   }
   auto count = static_cast<std::size_t>(sources[0].size());
   InterpreterRelease release;
-  cuda::combine_on_host(dtype, which, to.data(), static_cast<int>(to.size()), from.data(),
+  cuda::combine_on_host(dtype, operation, to.data(), static_cast<int>(to.size()), from.data(),
                         static_cast<int>(from.size()), count, size, multiprocessors);
 }
 

@@ -41,8 +41,8 @@ using Placed = std::tuple<Address, std::size_t, std::size_t>;  // address, items
 
 void* memory(Address address) { return reinterpret_cast<void*>(address); }
 
-// Returns the places of this rank's parts in a buffer with `chunks` parts. Chunk i is the part of
-// the rank that has number i in the schedule, whose root is rank 0.
+// Returns the places of the parts in this rank's buffer, which has `chunks` parts. Chunk i is the
+// part of the rank that has number i in the schedule, whose root is rank 0.
 std::vector<Part> parts_of(int chunks, const Counts& counts, std::size_t count, int rank, int size,
                            int root) {
   std::vector<std::size_t> each =
@@ -247,7 +247,8 @@ void bind_device(py::module_& m) {
             InterpreterRelease release;
             self.finish(operation, check_signals);
           },
-          py::arg("operation"), "Wait until all ranks have called, or for the call's deadline.")
+          py::arg("operation"),
+          "Wait until all ranks have called, or until the call's deadline has passed.")
       .def(
           "over", [](Caller& self, const Operation& operation) { return self.over(operation); },
           py::arg("operation"), Released(),

@@ -31,7 +31,8 @@ void bind_measure(py::module_& m) {
   m.def("set_past_cache_from", &set_past_cache_from, py::arg("bytes"),
         "Set past_cache_from() for this process. With 0, the default, calls from the size of the "
         "last cache level on try both kinds of stores.");
-  m.def("past_cache_setting", &past_cache_setting, "Return what set_past_cache_from() has set.");
+  m.def("past_cache_setting", &past_cache_setting,
+        "Return the value that set_past_cache_from() has set; 0: none.");
   m.def(
       "measure_handshake",
       [](const py::buffer& lines, int rank, int ranks, int rounds, bool oversubscribed) {

@@ -79,10 +79,6 @@ void bind_nccl(py::module_& m) {
       .def_property_readonly("version_text",
                              [](const Library& self) { return nccl::version_text(self.version()); })
       .def_property_readonly("path", &Library::path, "The path of the library's file.")
-      .def_property_readonly(
-          "has_all_to_all",
-          [](const Library& self) { return self.functions().AlltoAll != nullptr; },
-          "True if NCCL has gather, scatter and all_to_all: from 2.28 on.")
       .def("error_text", &Library::error_text, py::arg("code"))
       .def(
           "unique_id",

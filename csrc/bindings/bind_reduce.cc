@@ -27,7 +27,7 @@ void reduce_arrays(const std::string& op, const std::vector<py::array>& sources,
                    std::vector<py::array> outputs, int size) {
   if (sources.empty() || outputs.empty())
     throw std::invalid_argument("there must be at least one source and one output");
-  auto [dtype, which] = reduction_of(sources[0].dtype(), op);
+  auto [dtype, operation] = reduction_of(sources[0].dtype(), op);
   std::vector<const void*> from;
   std::vector<void*> to;
   for (const py::array& source : sources) {
@@ -40,15 +40,15 @@ void reduce_arrays(const std::string& op, const std::vector<py::array>& sources,
   }
   auto count = static_cast<std::size_t>(sources[0].size());
   InterpreterRelease release;
-  combine_many(dtype, which, to.data(), to.size(), from.data(), from.size(), count, size);
+  combine_many(dtype, operation, to.data(), to.size(), from.data(), from.size(), count, size);
 }
 
 void combine_arrays(const std::string& op, const py::array& a, const py::array& b, py::array output,
                     int size) {
-  auto [dtype, which] = reduction_of(a.dtype(), op);
+  auto [dtype, operation] = reduction_of(a.dtype(), op);
   check(b, a);
   check(output, a);
-  const Reduction& kernels = reduction(dtype, which);
+  const Reduction& kernels = reduction(dtype, operation);
   const void *left = a.data(), *right = b.data();
   void* target = output.mutable_data();
   auto count = static_cast<std::size_t>(a.size());

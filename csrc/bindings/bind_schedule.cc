@@ -52,11 +52,11 @@ auto with_algorithm(Collective collective, const Named& named, int size, Work wo
 using PythonWatch = std::optional<py::function>;
 
 // Checks Ctrl-C and reports the progress to Python. Called without the GIL.
-Watch watch_of(const PythonWatch& told) {
-  return [&told](double share) {
+Watch watch_of(const PythonWatch& report) {
+  return [&report](double share) {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (told) (*told)(share);
+    if (report) (*report)(share);
   };
 }
 
@@ -191,12 +191,12 @@ void bind_schedule(py::module_& m) {
          double reduce_rate, double copy_rate, double call_overhead, int cores,
          const PythonWatch& watch) {
         check_size(ranks);
-        Simulation made;
+        Simulation simulation;
         {
           InterpreterRelease release;
           Cluster cluster = cluster_of(ranks, std::move(places), links, reduce_rate, copy_rate,
                                        call_overhead, cores);
-          made = with_algorithm(collective, algorithm, ranks, [&](const Algorithm& found) {
+          simulation = with_algorithm(collective, algorithm, ranks, [&](const Algorithm& found) {
             if (const auto* table = std::get_if<const Schedule*>(&algorithm)) {
               std::string problem = misfit(**table);
               if (!problem.empty()) throw std::invalid_argument(problem);
@@ -204,9 +204,10 @@ void bind_schedule(py::module_& m) {
             return simulate(found, cluster, bytes, segment_bytes, watch_of(watch));
           });
         }
-        auto count = static_cast<py::ssize_t>(made.finish.size());
-        return py::make_tuple(made.seconds, py::array_t<double>(count, made.finish.data()),
-                              made.bytes, made.messages, made.steps);
+        auto count = static_cast<py::ssize_t>(simulation.finish.size());
+        return py::make_tuple(simulation.seconds,
+                              py::array_t<double>(count, simulation.finish.data()),
+                              simulation.bytes, simulation.messages, simulation.steps);
       },
       py::arg("collective"), py::arg("algorithm"), py::arg("bytes"), py::arg("segment_bytes"),
       py::arg("ranks"), py::arg("places"), py::arg("links"), py::arg("reduce_rate"),

@@ -132,8 +132,8 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   py::object result = py::none();
   PyObject* given = nullptr;
   if (kind.collective != Collective::barrier) {
-    // A broadcast's and a scatter's ranks other than the root have no input: x or the output gives
-    // shape and dtype.
+    // In a broadcast and a scatter, ranks other than the root have no input: x or the output gives
+    // the shape and the dtype.
     const bool scatters = kind.collective == Collective::scatter;
     const bool is_input = communicator.rank() == request.root ||
                           !(scatters || kind.collective == Collective::broadcast);
@@ -412,8 +412,8 @@ std::optional<Elements> elements_of(PyObject* descr, PyObject* op, Reducing& red
   const auto item = static_cast<std::size_t>(dtype.itemsize());
   if (!op) return Elements{name_of(dtype), item};
   if (!PyUnicode_CheckExact(op)) return {};
-  auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(op)));
-  reducing = {type, which};
+  auto [type, operation] = reduction_of(dtype, py::cast<std::string>(py::handle(op)));
+  reducing = {type, operation};
   return Elements{std::string(to_string(type)), item, &reducing};
 }
 

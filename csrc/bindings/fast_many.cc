@@ -26,7 +26,7 @@ constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_
 bool is_list(PyObject* object) { return PyList_CheckExact(object) || PyTuple_CheckExact(object); }
 
 // Appends the shape of array number `i` to the shapes on which the ranks must agree. A scalar's
-// shape is empty, so that `shapes` may be empty at the second array, too.
+// shape is empty, so `shapes` may still be empty at the second array.
 void append_shape(std::vector<std::int64_t>& shapes, Py_ssize_t i, const ArrayStruct& array) {
   if (i > 0) shapes.push_back(CallRecord::kNextArray);
   shapes.insert(shapes.end(), array.dimensions, array.dimensions + array.nd);

@@ -33,12 +33,12 @@ PyObject* exchange_message(Base& self, bool sends, const Arguments& arguments) {
   State& state = *self.state;
   PyObject* given = arguments[sends ? Parameter::x : Parameter::out];
   PyObject* other = arguments[sends ? Parameter::dest : Parameter::source];
-  PyObject* label = arguments[Parameter::tag];
+  PyObject* given_tag = arguments[Parameter::tag];
   int peer = -1, tag = 0;
   bool later = false;
   if (!given || !other || !read_async_op(arguments, later) ||
       !read_number(other, state.communicator->size() - 1, peer) ||
-      (label && !read_number(label, INT_MAX, tag))) {
+      (given_tag && !read_number(given_tag, INT_MAX, tag))) {
     return Py_NotImplemented;
   }
   const ArrayStruct* array =
@@ -56,7 +56,7 @@ PyObject* exchange_message(Base& self, bool sends, const Arguments& arguments) {
   }
   // While the GIL is released, another thread may close the communicator.
   const std::shared_ptr<Communicator> communicator = state.communicator;
-  const auto input_kept = py::reinterpret_borrow<py::object>(given);
+  const auto array_kept = py::reinterpret_borrow<py::object>(given);
   Message message(sends, peer, envelope, array->data);
   exchange(*communicator, message, self.timeout);
   return Py_NewRef(result);

@@ -133,8 +133,8 @@ PYCOLLECTIVE_INLINE void combine_as(const Combination& c, Thread self) {
     }
   }
   const std::size_t threads = self.blocks * kThreads;
-  const std::size_t mine = self.block * kThreads + self.thread;
-  for (std::size_t v = c.cut.tiles * kTileVectors<kSources> + mine; v < c.cut.vectors;
+  const std::size_t number = self.block * kThreads + self.thread;  // of this thread
+  for (std::size_t v = c.cut.tiles * kTileVectors<kSources> + number; v < c.cut.vectors;
        v += threads) {
     const std::size_t offsets[1] = {front + v * kVectorBytes};
     if constexpr (kSources) {
@@ -145,7 +145,7 @@ PYCOLLECTIVE_INLINE void combine_as(const Combination& c, Thread self) {
   }
   // The items before the first vector and after the last one.
   const std::size_t in_vectors = c.cut.vectors * (kVectorBytes / sizeof(T));
-  for (std::size_t i = mine; i < c.count - in_vectors; i += threads) {
+  for (std::size_t i = number; i < c.count - in_vectors; i += threads) {
     const std::size_t item = i < c.cut.head ? i : i + in_vectors;
     combine_any<T, 1, O>(c, item * sizeof(T), c.cut.aligned);
   }

@@ -28,8 +28,8 @@ struct Combination {
   Cut cut;
 };
 
-// Divides arrays of items of `item` bytes. A tile has `tile_vectors` vectors; 0 means no tiles. Few
-// tiles are not used either, because they would occupy too few threads.
+// Divides arrays of items of `item` bytes. A tile has `tile_vectors` vectors; 0 means no tiles. A
+// short array has no tiles either, because a few tiles would occupy too few threads.
 Cut cut(const Combination& arrays, std::size_t item, std::size_t tile_vectors, int multiprocessors);
 
 // The number of blocks for a division.

@@ -4,7 +4,7 @@
 namespace pycollective::cuda {
 namespace {
 
-static_assert(sizeof(Packing) <= 4096, "what a launch takes as arguments");
+static_assert(sizeof(Packing) <= 4096, "the arguments of a launch have at most 4 KiB");
 
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads, 4)

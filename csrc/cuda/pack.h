@@ -16,8 +16,8 @@ inline constexpr int kVectorsAtOnce = 4;
 template <class T>
 inline constexpr int kSinglesAtOnce = sizeof(T) == 8 ? 4 : 8;
 
-// Ints represent copied data of any type. Numbers are multiplied in float32 (in float64 if a type
-// is float64) and rounded once.
+// Integer types represent data that is only copied. Other numbers are multiplied in float32 (in
+// float64 if a type is float64), and the product is then rounded to the target's type.
 template <class From, class To>
 PYCOLLECTIVE_INLINE To converted(From value, double scale) {
   if constexpr (std::is_integral_v<From>) {

@@ -144,8 +144,9 @@ class CudaRuntime : public device::Runtime {
     cudaMemPool_t pool = nullptr;  // nullptr if the device has no pools
   };
 
-  // Cached. A pool of this library's own keeps memory without changing the pools of other
-  // libraries. It is never destroyed.
+  // Returns the properties of a device. The first call for a device caches them and creates a
+  // memory pool. A pool of this library's own keeps memory without changing the pools of other
+  // libraries. The pool is never destroyed.
   const Known& about(int device);
 
   std::mutex mutex_;

@@ -213,7 +213,7 @@ void Caller::wait(Operation& operation, const Interrupt& interrupt) {
   Waiting waiting{operation.began, operation.deadline, interrupt};
   LongWait wait(communicator_.warning(), group, rank, waiting);
   bool late = false;
-  auto look = [&] {
+  auto check_peers = [&] {
     std::vector<int> absent = matcher_->absent(operation);
     wait.check(absent, false);
     // The first time, return: a comparison of the ranks' calls may find a mismatch, which explains
@@ -229,7 +229,7 @@ void Caller::wait(Operation& operation, const Interrupt& interrupt) {
   };
   group.endpoint(rank).wait(
       [&] { return operation.is_enqueued() ? Progress::done : Progress::blocked; },
-      Clock::time_point::max(), look);
+      Clock::time_point::max(), check_peers);
 }
 
 void Caller::leave() noexcept {

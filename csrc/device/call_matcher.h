@@ -57,7 +57,6 @@ class CallMatcher {
   CallMatcher(std::shared_ptr<Group> group, std::shared_ptr<Runtime> runtime);
 
   Group& group() { return *group_; }
-  Runtime& runtime() { return *runtime_; }
   // Makes the rank's stream wait for operation.after, and records the begin of a timed call. Throws
   // like over().
   void begin(int rank, Operation& operation);
@@ -130,7 +129,6 @@ class Caller {
   }
 
   Communicator& communicator() { return communicator_; }
-  CallMatcher& matcher() { return *matcher_; }
 
  private:
   void wait(Operation& operation, const Interrupt& interrupt);

@@ -89,7 +89,7 @@ struct EmulatedRuntime::Recorded {
 };
 
 struct EmulatedRuntime::EmulatedEvent final : Event {
-  EmulatedEvent(int of, bool noted) : device(of), timed(noted) {}
+  EmulatedEvent(int of, bool is_timed) : device(of), timed(is_timed) {}
   const int device;
   const bool timed;
   std::shared_ptr<Recorded> recorded = std::make_shared<Recorded>();
@@ -106,11 +106,11 @@ void EmulatedRuntime::check(int device) {
   if (device < 0 || device >= static_cast<int>(cliques_.size())) {
     throw std::runtime_error("there is no device " + std::to_string(device));
   }
-  check_whole(device);
+  check_not_broken(device);
   if (fail_after_ >= 0 && fail_after_-- == 0) throw std::runtime_error("the device has failed");
 }
 
-void EmulatedRuntime::check_whole(int device) const {
+void EmulatedRuntime::check_not_broken(int device) const {
   if (broken_.contains(device)) {
     throw std::runtime_error("device " + std::to_string(device) + " is broken");
   }
@@ -219,7 +219,7 @@ void EmulatedRuntime::wait(const Event& event, int device, Stream stream) {
 bool EmulatedRuntime::over(const Event& event) {
   std::lock_guard lock(mutex_);
   const auto& emulated = static_cast<const EmulatedEvent&>(event);
-  check_whole(emulated.device);
+  check_not_broken(emulated.device);
   if (!held_) step();
   const auto& recorded = emulated.recorded;
   return recorded->happened == recorded->asked;

@@ -78,7 +78,7 @@ class EmulatedRuntime final : public Runtime {
   };
 
   void check(int device);
-  void check_whole(int device) const;
+  void check_not_broken(int device) const;
   void check_reach(int device, const void* memory);
   void enqueue(int device, Stream stream, Task task);
   bool step();

@@ -228,7 +228,8 @@ class Run {
                         std::to_string(bytes_of(message.data)),
                     std::move(both));
     }
-    // Called for copies too: it enables direct access, so that they do not pass through the host.
+    // reaches() is called for copies too: it enables direct access, so that copies do not pass
+    // through the host.
     bool reaches = runtime_.reaches(share.device, shares_[peer].device);
     if (step.verb == Verb::recv) {
       copy(rank, peer, target, message.data);
@@ -258,15 +259,15 @@ class Run {
     int size = step.completes ? static_cast<int>(ranks_.size()) : 0;
     const Reduction& reduction = pycollective::reduction(shape_.dtype, shape_.op);
     // As on hosts, halves are rounded before the division.
-    bool apart = size && reduction.half && reduction.finish;
+    bool divides_later = size && reduction.half && reduction.finish;
     for_each_range({locate(rank, step.target), a, b},
                    [&](const std::vector<std::byte*>& at, std::size_t bytes) {
                      std::size_t items = bytes / shape_.item;
                      void* target = at[0];
                      const void* sources[] = {at[1], at[2]};
                      runtime_.combine(shape_.dtype, shape_.op, &target, 1, sources, 2, items,
-                                      apart ? 0 : size, share.device, share.stream);
-                     if (!apart) return;
+                                      divides_later ? 0 : size, share.device, share.stream);
+                     if (!divides_later) return;
                      sources[0] = target;
                      runtime_.combine(shape_.dtype, shape_.op, &target, 1, sources, 1, items, size,
                                       share.device, share.stream);

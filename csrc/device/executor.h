@@ -3,8 +3,9 @@
 //
 // A send records an event in the sender's stream. The receive makes the receiver's stream wait for
 // the event, and reads the sender's memory. Within a run, the schedule guarantees that no rank
-// overwrites memory that a peer still reads (step.h). A later message carries an event after the
-// read. At the end, the stream of each rank that was read waits for the readers' streams.
+// overwrites memory that a peer still reads (step.h). A later message of this peer carries an event
+// that the peer's stream reaches after the read. At the end, the stream of each rank whose memory
+// was read waits for the readers' streams.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 
 namespace pycollective::device {
 
-// The properties of a call that are equal on all ranks. count as in Buffers.
+// The properties of a call that are equal on all ranks. count as in Layout (executor/cut.h).
 struct Shape {
   DType dtype = DType::u8;  // dtype and op are for collectives that reduce
   Op op = Op::sum;
@@ -30,7 +31,7 @@ struct Share {
   Stream stream = 0;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::vector<Part> input_parts, output_parts;  // as in Buffers; empty if chunks are not parts
+  std::vector<Part> input_parts, output_parts;  // as in Layout; empty if chunks are not parts
 };
 
 // Enqueues a schedule, in the same blocks as on hosts (executor/cut.h).

@@ -22,40 +22,40 @@ std::optional<CallShape> call_shape(Collective collective, const std::vector<std
     if (is_cut) part[0] /= size;
   }
   const auto ranks = static_cast<std::size_t>(size);
-  CallShape made{shape, shape, items, items, items};
+  CallShape call{shape, shape, items, items, items};
   switch (collective) {
     case Collective::reduce:
-      if (!is_root) made.outputs = 0;
+      if (!is_root) call.outputs = 0;
       break;
     case Collective::broadcast:
-      if (!is_root) made.inputs = 0;
+      if (!is_root) call.inputs = 0;
       break;
     case Collective::reduce_scatter:
-      made.result = part;
-      made.count = made.outputs = items / ranks;
+      call.result = part;
+      call.count = call.outputs = items / ranks;
       break;
     case Collective::scatter:
       if (is_root) {
-        made.agreed = made.result = part;
-        made.count = made.outputs = items / ranks;
+        call.agreed = call.result = part;
+        call.count = call.outputs = items / ranks;
       } else {
-        made.inputs = 0;
+        call.inputs = 0;
       }
       // The output may lack the first axis if it has one row.
-      while (!made.agreed.empty() && made.agreed[0] == 1) made.agreed.erase(made.agreed.begin());
+      while (!call.agreed.empty() && call.agreed[0] == 1) call.agreed.erase(call.agreed.begin());
       break;
     case Collective::gather:
     case Collective::all_gather:
-      made.result = whole;
-      made.outputs = collective == Collective::gather && !is_root ? 0 : items * ranks;
+      call.result = whole;
+      call.outputs = collective == Collective::gather && !is_root ? 0 : items * ranks;
       break;
     case Collective::all_to_all:
-      made.count = items / ranks;
+      call.count = items / ranks;
       break;
     default:
       break;
   }
-  return made;
+  return call;
 }
 
 }  // namespace pycollective

@@ -18,7 +18,8 @@ struct CallShape {
 };
 
 // `shape` is the input's; on a scatter's ranks other than the root, the output's. Returns nothing
-// if there are no items, or if they cannot be cut into one equal part for each rank.
+// if there are no items. A collective of parts also needs a first axis that can be cut
+// into one equal part for each rank.
 std::optional<CallShape> call_shape(Collective collective, const std::vector<std::int64_t>& shape,
                                     int rank, int size, int root);
 

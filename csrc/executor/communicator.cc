@@ -98,21 +98,21 @@ int Communicator::held_polls(std::size_t bytes) {
 
 PreparedCall Communicator::record(const Algorithm& algorithm, const Array& array, int root,
                                   const Reducing* reducing) {
-  PreparedCall made;
-  made.record = record_of(algorithm, array, root);
-  if (!reducing) return made;
-  set_name(made.record.op, to_string(reducing->op));
-  made.record.detail += reducing->reproducible;
-  made.record.seal();
-  return made;
+  PreparedCall prepared;
+  prepared.record = record_of(algorithm, array, root);
+  if (!reducing) return prepared;
+  set_name(prepared.record.op, to_string(reducing->op));
+  prepared.record.detail += reducing->reproducible;
+  prepared.record.seal();
+  return prepared;
 }
 
 PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& array, int root,
                                    const Reducing* reducing) {
   const Reduction* combined = reducing ? &reduction(reducing->dtype, reducing->op) : nullptr;
-  PreparedCall made = record(algorithm, array, root, reducing);
+  PreparedCall prepared = record(algorithm, array, root, reducing);
   if (uses_direct_path(algorithm)) {
-    DirectCall& direct = made.direct;
+    DirectCall& direct = prepared.direct;
     direct.collective = algorithm.collective();
     direct.root = root;
     direct.input = static_cast<const std::byte*>(array.input);
@@ -125,44 +125,44 @@ PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& arra
       direct.op = reducing->op;
       direct.fused = !reducing->reproducible;
     }
-    return made;
+    return prepared;
   }
-  made.buffers = buffers_of(array, combined);
+  prepared.buffers = buffers_of(array, combined);
   if (in_parts(algorithm.collective())) {
     const std::vector<std::size_t> counts(static_cast<std::size_t>(size()), array.count);
-    set_parts(made, algorithm, root, contiguous_parts(counts), {0, array.count});
+    set_parts(prepared, algorithm, root, contiguous_parts(counts), {0, array.count});
   }
-  set_plan(made, algorithm, root);
-  return made;
+  set_plan(prepared, algorithm, root);
+  return prepared;
 }
 
 PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& array,
                                    const std::vector<std::size_t>& counts, int root) {
-  PreparedCall made = record(algorithm, array, root, nullptr);
-  made.buffers = buffers_of(array, nullptr);
-  made.buffers.count = *std::max_element(counts.begin(), counts.end());
-  set_parts(made, algorithm, root, contiguous_parts(counts),
+  PreparedCall prepared = record(algorithm, array, root, nullptr);
+  prepared.buffers = buffers_of(array, nullptr);
+  prepared.buffers.count = *std::max_element(counts.begin(), counts.end());
+  set_parts(prepared, algorithm, root, contiguous_parts(counts),
             {0, counts[static_cast<std::size_t>(rank_)]});
-  set_plan(made, algorithm, root);
-  return made;
+  set_plan(prepared, algorithm, root);
+  return prepared;
 }
 
 PreparedCall Communicator::prepare_all_to_all(const Array& array,
                                               const std::vector<std::size_t>& input_counts,
                                               const std::vector<std::size_t>& output_counts) {
-  PreparedCall made = record(direct_all_to_all(), array, 0, nullptr);
-  made.buffers = buffers_of(array, nullptr);
+  PreparedCall prepared = record(direct_all_to_all(), array, 0, nullptr);
+  prepared.buffers = buffers_of(array, nullptr);
   std::vector<Part> parts = contiguous_parts(input_counts),
                     received = contiguous_parts(output_counts);
   parts.insert(parts.end(), received.begin(), received.end());
-  made.parts = std::make_shared<const std::vector<Part>>(std::move(parts));
-  made.buffers.input_parts = made.parts->data();
-  made.buffers.output_parts = made.parts->data() + input_counts.size();
-  made.buffers.count = std::max(*std::max_element(input_counts.begin(), input_counts.end()),
-                                *std::max_element(output_counts.begin(), output_counts.end()));
-  made.buffers.pairwise = true;
-  set_plan(made, direct_all_to_all(), 0);
-  return made;
+  prepared.parts = std::make_shared<const std::vector<Part>>(std::move(parts));
+  prepared.buffers.input_parts = prepared.parts->data();
+  prepared.buffers.output_parts = prepared.parts->data() + input_counts.size();
+  prepared.buffers.count = std::max(*std::max_element(input_counts.begin(), input_counts.end()),
+                                    *std::max_element(output_counts.begin(), output_counts.end()));
+  prepared.buffers.pairwise = true;
+  set_plan(prepared, direct_all_to_all(), 0);
+  return prepared;
 }
 
 PreparedCall Communicator::prepare_barrier() {
@@ -175,13 +175,13 @@ void Communicator::set_parts(PreparedCall& prepared, const Algorithm& algorithm,
   std::rotate(parts.begin(), parts.begin() + root, parts.end());
   parts.push_back(single);
   prepared.parts = std::make_shared<const std::vector<Part>>(std::move(parts));
-  const int played = (rank_ - root + size()) % size();
-  auto of = [&](int count) {
+  const int number = (rank_ - root + size()) % size();
+  auto parts_for = [&](int count) {
     return count == 1 ? &prepared.parts->back() : prepared.parts->data();
   };
   const Collective collective = algorithm.collective();
-  prepared.buffers.input_parts = of(input_chunks(collective, size(), played, size()));
-  prepared.buffers.output_parts = of(output_chunks(collective, size(), played, size()));
+  prepared.buffers.input_parts = parts_for(input_chunks(collective, size(), number, size()));
+  prepared.buffers.output_parts = parts_for(output_chunks(collective, size(), number, size()));
 }
 
 void Communicator::set_plan(PreparedCall& prepared, const Algorithm& algorithm, int root) {

@@ -87,9 +87,9 @@ class Communicator {
   void finish(const PreparedCall& prepared, const Waiting& waiting);
   // The same for a call that was prepared without arrays.
   bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
-  // Makes an asynchronous call, which must end `limit` after its start. Asynchronous calls are made
-  // one after another. A caller of run() or begin() must call wait_for_tasks() first. `kept` keeps
-  // the arrays of the call alive.
+  // Makes an asynchronous call, which fails if it has not ended `limit` after its start.
+  // Asynchronous calls are made one after another. A caller of run() or begin() must call
+  // wait_for_tasks() first. `kept` keeps the arrays of the call alive.
   std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit,
                                std::shared_ptr<void> kept);
   // The same for a call that was prepared without arrays. If no other call is outstanding, the call
@@ -113,8 +113,8 @@ class Communicator {
   // group has several hosts, and one of them has several ranks.
   const Algorithm& hierarchical() const;
   bool has_levels() const;
-  // Returns true if a call uses the direct path: the ranks share a board, and the algorithm is
-  // "direct".
+  // Returns true if a call uses the direct path: the ranks share a board, and the algorithm is the
+  // collective's direct_algorithm().
   bool uses_direct_path(const Algorithm& algorithm);
   // Returns the number of polls for which a call or message of this size keeps the GIL. Reacquiring
   // the GIL would take as long as the call. 0: the thread releases the GIL first.
@@ -123,7 +123,7 @@ class Communicator {
   void warn_after(Warning warning);
   const Warning& warning() const { return warning_; }
 
-  // Starts the thread of asynchronous calls. Throws std::system_error.
+  // Starts the thread of asynchronous calls. Throws std::runtime_error (start_thread.h).
   void start_tasks() {
     if (!tasks()) tasks_ = std::make_shared<TaskQueue>(group_);
   }

@@ -26,8 +26,8 @@ struct Layout {
   int size = 1;  // ranks
   const Part* input_parts = nullptr;
   const Part* output_parts = nullptr;
-  // True if only its sender and its receiver know the length of a part. Then the call is one block,
-  // and empty parts are sent too.
+  // True if only a part's sender and its receiver know its length. Then the call is one block, and
+  // empty parts are sent too.
   bool pairwise = false;
 };
 

@@ -128,8 +128,8 @@ bool DirectExecution::is_staging(int rank) const {
 bool DirectExecution::is_awaited(int rank) const {
   if (may_distribute_ || (!has_exchange() && !has_publishing())) return true;  // also in a barrier
   const bool consumes = contains_rank(roles_->consumers, board_.rank());
-  const bool takes = contains_rank(roles_->readers, board_.rank());
-  return (consumes && is_source(rank)) || (takes && is_publisher(rank));
+  const bool copies_out = contains_rank(roles_->readers, board_.rank());
+  return (consumes && is_source(rank)) || (copies_out && is_publisher(rank));
 }
 
 bool DirectExecution::has_exchange() const { return roles_->sources != Roles::none; }
@@ -208,7 +208,7 @@ void DirectExecution::lay_out(Block& block) const {
     return;
   }
   if (has_exchange()) {
-    // A rank stages its own chunk only if its peers may combine that.
+    // A rank stages its own chunk only if its peers may combine the chunk.
     const std::size_t chunks = is_central() ? 1 : is_cut_ ? size : size - 1;
     const std::size_t bytes = chunks * block.stride;
     block.input_at = position_in_ring(block.input_end, bytes, board_.input_bytes());
@@ -335,7 +335,7 @@ bool DirectExecution::post() {
   board_.posted_fingerprint = fingerprint_;
   slot.fingerprint = fingerprint_;
   slot.sequence.store(sequence_, std::memory_order_release);
-  // Drains the store buffer: loads of the peers' slots would delay the stores to them.
+  // Drains the store buffer, because loads of the peers' slots would delay this rank's stores.
   if (mode_ == Mode::one_shot && one_shot_bytes_ > sizeof slot.data) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
@@ -493,13 +493,13 @@ Progress DirectExecution::advance_blocks() {
       continue;
     }
     if (staging_.bytes || producing_.bytes || copying_out_.bytes || !is_released()) return progress;
-    auto& mine = board_.counters(board_.rank());
+    auto& counters = board_.counters(board_.rank());
     board_.input_position = last_.input_end;
     board_.output_position = last_.output_end;
-    mine.staged.store(last_.input_end, std::memory_order_release);
-    mine.consumed.store(last_.input_end, std::memory_order_release);
-    mine.published.store(last_.output_end, std::memory_order_release);
-    mine.copied_out.store(last_.output_end, std::memory_order_release);
+    counters.staged.store(last_.input_end, std::memory_order_release);
+    counters.consumed.store(last_.input_end, std::memory_order_release);
+    counters.published.store(last_.output_end, std::memory_order_release);
+    counters.copied_out.store(last_.output_end, std::memory_order_release);
     board_.wake_others();
     board_.end_long_call();
     board_.stores.end();
@@ -554,7 +554,7 @@ bool DirectExecution::try_produce() {
   }
   if (all_share_) return try_claim();
   if (consumes) {
-    // A rank that stages its own input counts the blocks that it is ahead of its copies.
+    // A rank that stages its own input does not join blocks: staged_ahead_ counts single blocks.
     const bool stages = is_source(rank) && !input_is_read_;
     const bool joins =
         !stages && !reduces(call_.collective) && reads_remotely(&DirectExecution::is_source);
@@ -562,9 +562,9 @@ bool DirectExecution::try_produce() {
   } else {
     publish(producing_);
   }
-  auto& mine = board_.counters(rank);
-  if (consumes) mine.consumed.store(producing_.input_end, std::memory_order_release);
-  if (publishes) mine.published.store(producing_.output_end, std::memory_order_release);
+  auto& counters = board_.counters(rank);
+  if (consumes) counters.consumed.store(producing_.input_end, std::memory_order_release);
+  if (publishes) counters.published.store(producing_.output_end, std::memory_order_release);
   board_.wake_others();
   --staged_ahead_;
   ++published_ahead_;
@@ -584,8 +584,8 @@ bool DirectExecution::try_claim() {
     auto& last = board_.counters(owner).claim;
     std::uint64_t seen = last.load(std::memory_order_relaxed);
     if (seen >= claim_of(producing_.input_end, 0)) continue;
-    const auto mine = claim_of(producing_.input_end, rank);
-    if (!last.compare_exchange_strong(seen, mine, std::memory_order_acq_rel)) continue;
+    const auto claim = claim_of(producing_.input_end, rank);
+    if (!last.compare_exchange_strong(seen, claim, std::memory_order_acq_rel)) continue;
     claimed_ = owner;
     return true;
   }
@@ -618,8 +618,8 @@ bool DirectExecution::reads_remotely(Role role) const {
   return true;
 }
 
-// Returns a block and those after it as one, for one system call. Moves `block` to the last of
-// them.
+// Joins a block and the blocks after it, up to about kPieceBytes, for one system call. Moves
+// `block` to the last of them.
 DirectExecution::Block DirectExecution::join_blocks(Block& block) const {
   Block joined = block, next = block;
   for (move_to_next(next); next.bytes && joined.bytes < kPieceBytes; move_to_next(next)) {
@@ -818,12 +818,12 @@ std::vector<int> DirectExecution::awaited() const {
   std::vector<int> found;
   for (int r = 0; r < board_.size(); ++r) {
     if (r == board_.rank()) continue;
-    const bool has_posted =
+    const bool is_ready =
         mode_ == Mode::not_posted
             ? board_.has_released(r, sequence_)
             : board_.slot(r, sequence_).sequence.load(std::memory_order_acquire) == sequence_;
     const bool is_needed = mode_ == Mode::not_posted || is_awaited(r);
-    if (is_needed && !has_posted) found.push_back(r);
+    if (is_needed && !is_ready) found.push_back(r);
   }
   if (!found.empty() || mode_ != Mode::blocks) return found;
   // The earliest block first.

@@ -1,6 +1,7 @@
 // The direct path: collectives of ranks that share a board (transport/board.h), without messages.
 // Short calls are one-shot: every rank posts its array, then reads the arrays that it needs.
-// Longer calls run block by block, in at most two phases ("two-shot"). This table shows both.
+// Longer calls run block by block, in at most two phases ("two-shot"). This table shows both
+// phases.
 //
 //   exchange  Each source offers one chunk to each consumer, which combines or copies the chunks.
 //   publish   Each publisher offers one chunk to all readers, which copy it out.
@@ -22,7 +23,7 @@
 // staging rings, or are read through the system (support/peer_memory.h). Where rank r combines
 // chunk r, the ranks also write their results to the peers' mapped outputs.
 //
-// With more ranks than cores, a rank that waits for its core would let the others wait. So in an
+// With more ranks than cores, a rank that waits for its core would make the others wait. So in an
 // all_reduce of one block of staged arrays, the ranks that run claim the chunks of those that do
 // not.
 //
@@ -118,7 +119,7 @@ class DirectExecution {
   Span chunk_of(const Block& block, int rank) const;
   Span single(const Block& block) const;
   Span input_span(const Block& block, int rank) const;   // of every input, for consumer `rank`
-  Span output_span(const Block& block, int rank) const;  // of this output, from source `rank`
+  Span output_span(const Block& block, int rank) const;  // of this rank's output, from `rank`
 
   bool post();
   void begin_blocks();
@@ -175,7 +176,7 @@ class DirectExecution {
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_copied_out_ = 0;
   std::size_t block_bytes_ = 0;  // of the first block
   int lookahead_ = 0;
-  int staged_ahead_ = 0, published_ahead_ = 0;  // blocks before producing_, and before copying_out_
+  int staged_ahead_ = 0, published_ahead_ = 0;  // blocks ahead of producing_, of copying_out_
   bool shares_ = false;                         // this rank lets its peers combine its chunk
   bool all_share_ = false;                      // so do all ranks: chunks are claimed
   int claimed_ = -1;                            // the rank whose chunk this rank has claimed

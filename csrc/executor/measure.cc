@@ -148,11 +148,9 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
             "': use executor, plain_ring, plain_loop or an algorithm's name");
       }
     };
-    auto fill = [&] {
-      for (std::size_t i = 0; i < count; ++i)
-        data[i] = static_cast<float>(rank + static_cast<int>(i % 7));
-    };
-    fill();
+    for (std::size_t i = 0; i < count; ++i) {
+      data[i] = static_cast<float>(rank + static_cast<int>(i % 7));
+    }
     once();
     for (std::size_t i = 0; i < count; ++i) {
       if (data[i] !=
@@ -160,17 +158,20 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
         throw std::runtime_error(how + " returned a wrong sum");
       }
     }
-    // Small numbers stay finite in all iterations.
-    for (std::size_t i = 0; i < count; ++i) data[i] = 1e-30f * static_cast<float>(i % 7 + 1);
+    // Sums of small numbers stay finite for 16 calls of 64 ranks.
+    auto fill_with_small = [&] {
+      for (std::size_t i = 0; i < count; ++i) data[i] = 1e-30f * static_cast<float>(i % 7 + 1);
+    };
+    fill_with_small();
     started.fetch_add(1);
     wait_for(started, static_cast<unsigned>(ranks));
-    auto& mine = seconds[static_cast<std::size_t>(rank)];
-    mine.reserve(static_cast<std::size_t>(iterations));
+    auto& times = seconds[static_cast<std::size_t>(rank)];
+    times.reserve(static_cast<std::size_t>(iterations));
     for (int i = 0; i < iterations; ++i) {
-      if (i % 64 == 63) fill();
+      if (i % 16 == 15) fill_with_small();
       auto begin = Clock::now();
       once();
-      mine.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+      times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
     }
   };
   {
@@ -191,7 +192,7 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
   }
   std::vector<double> slowest(static_cast<std::size_t>(iterations));
   for (std::size_t i = 0; i < slowest.size(); ++i) {
-    for (const auto& mine : seconds) slowest[i] = std::max(slowest[i], mine[i]);
+    for (const auto& times : seconds) slowest[i] = std::max(slowest[i], times[i]);
   }
   return slowest;
 }
@@ -249,7 +250,7 @@ Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
   for (const auto& error : errors) {
     if (error) std::rethrow_exception(error);
   }
-  // The median time, each from the first rank's start to the last rank's end.
+  // The rate of the median iteration, from the first rank's start to the last rank's end.
   auto rate = [&](const std::vector<std::vector<Span>>& spans) {
     std::vector<double> seconds;
     for (std::size_t i = 0; i < static_cast<std::size_t>(iterations); ++i) {

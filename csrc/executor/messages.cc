@@ -179,7 +179,7 @@ std::shared_ptr<Task> Messages::post(bool sends, int peer, const Envelope& envel
       name_this_thread("pc-messages");
       run();
     });
-  } catch (const std::system_error&) {
+  } catch (const std::runtime_error&) {
     // Without a thread, the message moves while this rank waits for a message.
   }
   return task;
@@ -392,8 +392,8 @@ void Messages::deliver(Message& message, const Envelope& envelope, const std::by
 
 // Sender and receiver must agree on type and shape.
 void Messages::compare(const Message& message, const Envelope& envelope) {
-  const Envelope& mine = message.envelope_;
-  if (mine.bytes == envelope.bytes && mine.identity == envelope.identity) return;
+  const Envelope& expected = message.envelope_;
+  if (expected.bytes == envelope.bytes && expected.identity == envelope.identity) return;
   std::string me = group_->title(rank_), it = group_->title(message.peer_);
   std::vector<int> ranks{message.peer_, rank_};
   std::vector<std::string> calls{describe(true, rank_, envelope), describe(message)};
@@ -405,8 +405,8 @@ void Messages::compare(const Message& message, const Envelope& envelope) {
     calls = {calls[0] + ", " + calls[1]};
   }
   fail_group({FailureKind::mismatch,
-              me + " receives " + mine.describe() + " from " + it + " with tag " +
-                  std::to_string(mine.tag) + ", but " + it + " sent " + envelope.describe() +
+              me + " receives " + expected.describe() + " from " + it + " with tag " +
+                  std::to_string(expected.tag) + ", but " + it + " sent " + envelope.describe() +
                   ": sender and receiver must agree on shape and dtype",
               std::move(ranks), std::move(calls)});
 }

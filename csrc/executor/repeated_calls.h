@@ -56,13 +56,13 @@ struct RepeatedCall {
   std::array<std::intptr_t, CallRecord::kMaxDims> shape{}, result_shape{};
   // Items of this rank's input and output, and bytes of an item.
   std::size_t inputs = 0, outputs = 0, item = 1;
-  // True if the call uses the direct path, and if "auto" selects the same.
+  // `direct`: the call uses the direct path. `automatic`: "auto" selects the call's algorithm.
   bool direct = false, automatic = false;
   PreparedCall prepared;  // without arrays
 };
 
-// The repeated calls and messages of one rank. find functions return nullptr if there is no entry.
-// Results of all functions are valid until the next add.
+// The repeated calls and messages of one rank. The find functions return nullptr if there is no
+// entry. Results of all functions are valid until the next add.
 class RepeatedCalls {
  public:
   explicit RepeatedCalls(Communicator& communicator) : communicator_(communicator) {}
@@ -70,7 +70,7 @@ class RepeatedCalls {
   const RepeatedCall* find(const CallKey& key) {
     return calls_.find([&](const RepeatedCall& call) { return call.fits(key); });
   }
-  // Returns nullptr if arrays of this shape are empty or cannot be cut into parts.
+  // Returns nullptr if arrays of this shape have no bytes or cannot be cut into parts.
   const RepeatedCall* add(const CallKey& key, const Elements& elements, std::shared_ptr<void> kept);
 
   const Envelope* find_message(const void* dtype, Lengths shape);

@@ -41,7 +41,7 @@ class TaskQueue : public std::enable_shared_from_this<TaskQueue> {
   void drain(const Interrupt& interrupt);
   // Ends the queue's thread after all tasks, and waits for its end unless called by that thread.
   void join();
-  // Returns true in a forked child, which has no such thread.
+  // Returns true in a forked child, which does not have the queue's thread.
   bool is_of_parent() const { return !origin_.is_here(); }
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 

@@ -33,7 +33,8 @@ void LongWait::check(const std::vector<int>& awaited, bool moved) {
     group_.send_heartbeat();
   }
   if (now >= waiting_.deadline) return;  // the call is about to fail
-  // After progress, half of the whole timeout still counts from there.
+  // Progress restarts the wait. The warning then comes after half of the whole timeout, not after
+  // half of the remaining time.
   if (warned_ || !is_long(warning_, since_, since_ + (waiting_.deadline - waiting_.began), now))
     return;
   warned_ = true;

@@ -34,7 +34,6 @@ class Comm {
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
 
-  const Library& library() const { return *library_; }
   bool alive() const { return handle_ != nullptr; }
 
   int size() const;

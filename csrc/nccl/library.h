@@ -9,7 +9,7 @@
 
 namespace pycollective::nccl {
 
-// A failed call of NCCL; `code` is its ncclResult_t.
+// A failed call of NCCL. `code` is its ncclResult_t, or 0 if NCCL was not called.
 class Error : public std::runtime_error {
  public:
   Error(const std::string& message, int code) : std::runtime_error(message), code(code) {}

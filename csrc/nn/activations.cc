@@ -66,7 +66,7 @@ struct Mish {
   }
 };
 
-// x times the probability of a normal number below x.
+// x times the probability that a standard normal variable is below x.
 template <typename T>
 struct Gelu {
   static PYCOLLECTIVE_INLINE T bell(T x) { return exp_of(T(-0.5) * x * x); }

@@ -45,8 +45,8 @@ struct Divide {
   static PYCOLLECTIVE_INLINE T by_y(T g, T x, T y) { return -(g * (x / y) / y); }
 };
 
-// NaN is greater and less than every number. Equal operands: x gets the gradient. If an operand is
-// NaN, y gets it.
+// The result is NaN if an operand is NaN. Equal operands: x gets the gradient. If an operand is
+// NaN, y gets the gradient.
 template <typename T>
 struct Maximum {
   static PYCOLLECTIVE_INLINE T value(T x, T y) { return x >= y || x != x ? x : y; }

@@ -16,7 +16,7 @@ constexpr Index kBlockBytes = 1 << 18;
 constexpr Index kBlockOutputs = 256;
 
 // The fewest outputs of a part of an image in gradients.
-constexpr Index kLeastRows = 128;
+constexpr Index kLeastOutputs = 128;
 
 thread_local Scratch part_scratch, product_scratch, call_scratch;
 
@@ -63,7 +63,7 @@ int count_gradient_parts(const BlockedGradient& a, const Blocks& blocks) {
   const Index rows = a.images * a.w.out_h / blocks.unit;
   const Index most =
       std::min({Index{threads()}, rows, kMostCopied / std::max<Index>(2 * a.w.image(), 1),
-                rows * blocks.unit * blocks.row / kLeastRows});
+                rows * blocks.unit * blocks.row / kLeastOutputs});
   return static_cast<int>(std::max({most, a.images, Index{1}}));
 }
 

@@ -77,8 +77,8 @@ PYCOLLECTIVE_INLINE void copy_step(const char* from, char* to) {
   *reinterpret_cast<Step*>(to) = *reinterpret_cast<const Step*>(from);
 }
 
-// Rows of this many bytes are copied in steps of constant size. A call of memcpy for each row would
-// take longer than the row's copy.
+// Rows of kStep to kMostSteps * kStep bytes are copied in steps of kStep bytes. A call of memcpy
+// for each row would take longer than the row's copy.
 constexpr Index kStep = 64, kMostSteps = 16;
 
 PYCOLLECTIVE_CLONES void copy_rows(const char* from, Index from_step, char* to, Index to_step,
@@ -124,9 +124,9 @@ void copy_units(Strided s, const char* from, char* to) {
   while (axis < s.axes - 1 && s.sizes[axis] < parts) ++axis;
   in_parallel(parts, [&](int part) {
     const Index first = begin_of_part(s.sizes[axis], part, parts);
-    Strided mine = s;
-    mine.sizes[axis] = begin_of_part(s.sizes[axis], part + 1, parts) - first;
-    copy_box<Unit>(mine, from + first * s.from[axis], to + first * s.to[axis], 0);
+    Strided slice = s;
+    slice.sizes[axis] = begin_of_part(s.sizes[axis], part + 1, parts) - first;
+    copy_box<Unit>(slice, from + first * s.from[axis], to + first * s.to[axis], 0);
   });
 }
 

@@ -13,8 +13,8 @@ thread_local Scratch part_scratch, call_scratch;
 // With fewer products, waking other threads takes longer than it saves.
 constexpr Index kSmall = 1 << 18;
 
-// c [rows, columns] = a b. Threads divide the rows or the columns: each of them reads the whole
-// other factor, so that it should be the smaller one.
+// c [rows, columns] = a b. Threads divide the rows of a or the columns of b. Each thread reads the
+// whole other factor, so the smaller factor should not be divided.
 void multiply(const Factor& a, const Factor& b, float* c, Index rows, Index columns, Index depth) {
   if (depth == 0) {
     std::fill(c, c + rows * columns, 0.0f);

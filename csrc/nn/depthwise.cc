@@ -11,7 +11,7 @@
 namespace pycollective::nn {
 namespace {
 
-// One tap of one result: pixels of `channels` numbers, and their weights or common factor.
+// One tap of one result: a pixel of `channels` numbers, and their weights or common factor.
 template <typename T>
 struct Tap {
   const T* source;
@@ -87,7 +87,7 @@ Loops<T> pick_loops() {
   return base::loops<T>();
 }
 
-// Sums of this many products are added in double precision.
+// Blocks of about this many products are summed in T, and the blocks' sums in double precision.
 constexpr Index kShort = 1 << 9;
 // Below this number of products, waking other threads takes longer than it saves.
 constexpr Index kFew = 1 << 16;

@@ -1,8 +1,8 @@
 // Kernels of neural-network operations. Arrays are in C order, images are [n, height, width,
 // channels]. The kernels do not check arguments: the bindings check every size before the call.
 //
-// Each kernel is a template body (`..._body`) that is inlined into one function per type, because
-// PYCOLLECTIVE_CLONES works for functions, not for templates.
+// Most kernels with PYCOLLECTIVE_CLONES are templates (`..._body`) that are inlined into one
+// function per type, because PYCOLLECTIVE_CLONES works for functions, not for templates.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ void col2im(const float* cols, float* x, const Window& w, Index first, Index row
 void col2im(const double* cols, double* x, const Window& w, Index first, Index rows);
 
 // ---- bias and relu (pointwise.cc) -------------------------------------------------------------
-// z = act(z + bias) for z [rows, channels]; bias may be null. NaN stays NaN.
+// z = act(z + bias) for z [rows, channels]; bias may be null. Here and below, act is relu if
+// `relu`, else the identity. NaN stays NaN.
 void bias_relu(float* z, const float* bias, Index rows, Index channels, bool relu);
 void bias_relu(double* z, const double* bias, Index rows, Index channels, bool relu);
 float sum_of_squares(const float* x, Index size);
@@ -155,7 +156,8 @@ void add_rows(const double* rows, const Index* index, double* y, Index count, In
 
 // ---- max pooling (pool.cc) --------------------------------------------------------------------
 // The code of an output is the number of the window's tap with the maximum, counted row by row. The
-// first maximum counts; NaN is greater than every number. kNone marks outputs that relu set to 0.
+// first maximum counts; NaN is greater than every number. With relu, kNone marks outputs that are
+// not positive: they have no gradient.
 template <typename Code>
 inline constexpr Code kNone = static_cast<Code>(~Code{0});
 
@@ -365,6 +367,7 @@ void sgd_update(double* p, const double* g, double* velocity, Index n, double ra
                 bool nesterov);
 // Squares: v = rho v + (1 - rho) g*g. Means, if not null: mean = rho mean + (1 - rho) g.
 // Step: step = rate g / sqrt(v - mean*mean + epsilon) + momentum speed; p -= step; speed = step.
+// speed may be null: without momentum.
 void rmsprop_update(float* p, const float* g, float* v, float* mean, float* speed, Index n,
                     double rate, double rho, double momentum, double epsilon);
 void rmsprop_update(double* p, const double* g, double* v, double* mean, double* speed, Index n,

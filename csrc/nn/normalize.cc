@@ -276,11 +276,11 @@ struct Slopes {
 
 template <typename T>
 void normalize_batch_body(const Batch<T>& b, T* y) {
-  const Slopes<T> own(b);
+  const Slopes<T> by_channel(b);
   const Index fold = fold_of(b.rows, b.channels);
   const std::vector<T> means = repeated(b.mean, b.channels, fold);
-  const std::vector<T> slopes = repeated(own.slope.data(), b.channels, fold);
-  const std::vector<T> shifts = repeated(own.shift.data(), b.channels, fold);
+  const std::vector<T> slopes = repeated(by_channel.slope.data(), b.channels, fold);
+  const std::vector<T> shifts = repeated(by_channel.shift.data(), b.channels, fold);
   by_rows(b.rows, b.channels, fold, [&](Index at, Index some, Index wide) {
     columns::scale(b.x + at, means.data(), slopes.data(), shifts.data(), y + at, some, wide,
                    b.relu);
@@ -290,23 +290,24 @@ void normalize_batch_body(const Batch<T>& b, T* y) {
 template <typename T>
 void normalize_batch_gradient_body(const Batch<T>& b, bool constant, const T* g, T* dx,
                                    T* by_factor, T* by_shift) {
-  const Slopes<T> own(b);
+  const Slopes<T> by_channel(b);
   const auto size = static_cast<std::size_t>(b.channels);
   std::vector<T> products(size), by_x(size), offset(size);
-  batch_sums(g, b.x, b.mean, own.slope.data(), b.relu ? own.shift.data() : nullptr, by_shift,
-             products.data(), b.rows, b.channels);
+  batch_sums(g, b.x, b.mean, by_channel.slope.data(), b.relu ? by_channel.shift.data() : nullptr,
+             by_shift, products.data(), b.rows, b.channels);
   const T count = static_cast<T>(std::max<Index>(b.rows, 1));
   for (std::size_t c = 0; c < size; ++c) {
-    by_factor[c] = products[c] * own.inverse[c];
+    by_factor[c] = products[c] * by_channel.inverse[c];
     if (constant) continue;
-    by_x[c] = -own.slope[c] * products[c] * (own.inverse[c] * own.inverse[c] / count);
-    offset[c] = -own.slope[c] * by_shift[c] / count;
+    by_x[c] = -by_channel.slope[c] * products[c] *
+              (by_channel.inverse[c] * by_channel.inverse[c] / count);
+    offset[c] = -by_channel.slope[c] * by_shift[c] / count;
   }
   if (!dx) return;
   const Index fold = fold_of(b.rows, b.channels);
   const std::vector<T> means = repeated(b.mean, b.channels, fold);
-  const std::vector<T> slopes = repeated(own.slope.data(), b.channels, fold);
-  const std::vector<T> shifts = repeated(own.shift.data(), b.channels, fold);
+  const std::vector<T> slopes = repeated(by_channel.slope.data(), b.channels, fold);
+  const std::vector<T> shifts = repeated(by_channel.shift.data(), b.channels, fold);
   const std::vector<T> by_xs = repeated(by_x.data(), b.channels, fold);
   const std::vector<T> offsets = repeated(offset.data(), b.channels, fold);
   by_rows(b.rows, b.channels, fold, [&](Index at, Index some, Index wide) {

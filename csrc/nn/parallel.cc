@@ -39,8 +39,8 @@ class Team {
 
   // Returns false, without doing anything, if the team is busy for another caller or has ended.
   bool run(int parts, const std::function<void(int)>& body) {
-    const std::unique_lock mine(busy_, std::try_to_lock);
-    if (!mine || stop_) return false;
+    const std::unique_lock busy(busy_, std::try_to_lock);
+    if (!busy || stop_) return false;
     std::unique_lock lock(mutex_);
     start_helpers(parts - 1);
     body_ = &body;
@@ -59,7 +59,7 @@ class Team {
 
   // Ends the threads after the current work.
   void end() {
-    const std::lock_guard mine(busy_);
+    const std::lock_guard busy(busy_);
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;

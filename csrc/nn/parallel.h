@@ -11,7 +11,7 @@ namespace pycollective::nn {
 inline Index begin_of_part(Index count, Index part, Index parts) { return count * part / parts; }
 
 // The number of threads of a kernel, and of the parts into which it divides its work. The default
-// is the number of usable cores.
+// is the number of usable cores, or OMP_NUM_THREADS if that is smaller.
 int threads();
 void set_threads(int count);
 

@@ -6,8 +6,8 @@
 namespace pycollective::nn {
 namespace {
 
-// Calls visit(pixel, run, cells) for each run of taps that is contiguous in the image. `pixel` is
-// the run's index in the image, or -1 in the padding; `cells` is the number of scalars.
+// Calls visit(pixel, cells) for each run of taps that is contiguous in the image. `pixel` is the
+// index of the run's first scalar in x, or -1 in the padding; `cells` is the number of scalars.
 template <typename Visit>
 PYCOLLECTIVE_INLINE void visit_runs(const Window& w, Index first, Index rows, Visit visit) {
   const Index c = w.channels;

@@ -30,7 +30,7 @@ struct Product {
   }
 };
 
-// NaN is greater and less than every number.
+// The result is NaN if an operand is NaN; the same holds for Minimum.
 struct Maximum {
   static constexpr bool kCompares = true;
   template <typename T>

@@ -4,8 +4,8 @@
 //
 // For the weights, each filter has a list of its hits. The patches at the hits are added, weighted
 // by their gradients. For the images, the filters of each window are sorted by the position of
-// their maximum, and their weights are added around it. With few channels, the vectors are of
-// filters instead: each filter selects its maximum's pixel.
+// their maximum, and their weights are added around it. With few channels, vectors hold numbers of
+// several filters instead of channels: each filter selects its maximum's pixel.
 #include <algorithm>
 #include <cstring>
 #include <limits>

@@ -79,6 +79,7 @@ struct Tiling {
 
   // Returns the products of one tile per channel and filter.
   Index products() const { return pixels * pixels; }
+  Index per_image() const { return down * across; }  // in tiles
 
   Tile tile(Index number) const {
     const Index image = number / (down * across);
@@ -104,6 +105,15 @@ struct Tiling {
   }
 };
 
+// Tiles whose gradients are computed together. The results are null if they are not needed.
+struct GradientBlock {
+  Index first, count;
+  float* v;     // transformed pixels [products, block, x_wide], then the gradients of the pixels
+  float* d;     // transformed gradients of the outputs [products, block, z_wide]
+  float* sums;  // gradient of the filters [products, x_wide, z_wide]
+  float* bias_sums;
+};
+
 #define PYCOLLECTIVE_LOOPS "nn/winograd.inc"
 #include "nn/targets.inc"
 
@@ -111,7 +121,9 @@ struct Loops {
   decltype(&base::transform_filters<2>) transform_filters;
   decltype(&base::transform_gradient<2>) transform_gradient;
   decltype(&base::forward_tiles<2>) forward_tiles;
-  decltype(&base::gradient_tiles<2>) gradient_tiles;
+  decltype(&base::transform_columns<2>) transform_columns;
+  decltype(&base::multiply_block) multiply_block;
+  decltype(&base::add_columns<2>) add_columns;
 };
 
 template <int kOutputs>
@@ -119,15 +131,27 @@ Loops pick_loops_of() {
 #ifdef PYCOLLECTIVE_X86_TARGETS
   switch (vector_bytes()) {
     case 64:
-      return {avx512::transform_filters<kOutputs>, avx512::transform_gradient<kOutputs>,
-              avx512::forward_tiles<kOutputs>, avx512::gradient_tiles<kOutputs>};
+      return {avx512::transform_filters<kOutputs>,
+              avx512::transform_gradient<kOutputs>,
+              avx512::forward_tiles<kOutputs>,
+              avx512::transform_columns<kOutputs>,
+              avx512::multiply_block,
+              avx512::add_columns<kOutputs>};
     case 32:
-      return {avx2::transform_filters<kOutputs>, avx2::transform_gradient<kOutputs>,
-              avx2::forward_tiles<kOutputs>, avx2::gradient_tiles<kOutputs>};
+      return {avx2::transform_filters<kOutputs>,
+              avx2::transform_gradient<kOutputs>,
+              avx2::forward_tiles<kOutputs>,
+              avx2::transform_columns<kOutputs>,
+              avx2::multiply_block,
+              avx2::add_columns<kOutputs>};
   }
 #endif
-  return {base::transform_filters<kOutputs>, base::transform_gradient<kOutputs>,
-          base::forward_tiles<kOutputs>, base::gradient_tiles<kOutputs>};
+  return {base::transform_filters<kOutputs>,
+          base::transform_gradient<kOutputs>,
+          base::forward_tiles<kOutputs>,
+          base::transform_columns<kOutputs>,
+          base::multiply_block,
+          base::add_columns<kOutputs>};
 }
 
 Loops pick_loops(const Tiling& t) {
@@ -151,7 +175,7 @@ void winograd_forward(const ConvolutionForward& a) {
   });
   std::fill(bias, bias + t.z_wide, 0.0f);
   if (a.bias) std::copy(a.bias, a.bias + t.filters, bias);
-  const Index tiles = a.images * t.down * t.across;
+  const Index tiles = a.images * t.per_image();
   const Index products = tiles * t.products() * t.channels * t.filters;
   in_parts((tiles + kGroup - 1) / kGroup, products, [&](Index first, Index last) {
     loops.forward_tiles(a, t, u, bias, first * kGroup, std::min(last * kGroup, tiles),
@@ -162,7 +186,11 @@ void winograd_forward(const ConvolutionForward& a) {
 void winograd_gradient(const WinogradGradient& a) {
   const Tiling t(a.w, a.filters);
   const Loops loops = pick_loops(t);
-  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
+  // Each part has whole images. If there are fewer images than threads, the threads divide the
+  // columns and products of each block instead.
+  const int all = threads();
+  const bool few = a.images < all;
+  const int parts = few ? 1 : all;
   const Index filters_size = t.products() * step_of(t.filters, t.x_wide);
   const Index sums_size = t.products() * step_of(t.x_wide, t.z_wide);
   const Index turned_size = 9 * t.channels * t.filters;
@@ -183,11 +211,29 @@ void winograd_gradient(const WinogradGradient& a) {
   float* bias_sums = call_scratch.take(parts * t.z_wide);
   std::fill(sums, sums + parts * sums_size, 0.0f);
   std::fill(bias_sums, bias_sums + parts * t.z_wide, 0.0f);
+  const auto divide = [&](Index count, Index step, const auto& body) {
+    if (!few) return body(Index{0}, count * step);
+    in_parts(count, [&](Index first, Index last) { body(first * step, last * step); });
+  };
   in_parallel(parts, [&](int part) {
-    loops.gradient_tiles(a, t, u, a.weight_gradient ? sums + part * sums_size : nullptr,
-                         a.bias_gradient ? bias_sums + part * t.z_wide : nullptr,
-                         begin_of_part(a.images, part, parts),
-                         begin_of_part(a.images, part + 1, parts), part_scratch);
+    part_scratch.reserve(t.products() * (t.v_step + t.z_step), 2);
+    GradientBlock block{};
+    block.v = part_scratch.take(t.products() * t.v_step);
+    block.d = part_scratch.take(t.products() * t.z_step);
+    block.sums = a.weight_gradient ? sums + part * sums_size : nullptr;
+    block.bias_sums = a.bias_gradient ? bias_sums + part * t.z_wide : nullptr;
+    const Index last = begin_of_part(a.images, part + 1, parts) * t.per_image();
+    block.first = begin_of_part(a.images, part, parts) * t.per_image();
+    for (; block.first < last; block.first += t.block) {
+      block.count = std::min(t.block, last - block.first);
+      divide((t.x_wide + t.z_wide) / kWidest, kWidest,
+             [&](Index from, Index to) { loops.transform_columns(a, t, block, from, to); });
+      divide(t.products(), 1,
+             [&](Index from, Index to) { loops.multiply_block(a, t, u, block, from, to); });
+      if (!a.x_gradient) continue;
+      divide(t.x_wide / kWidest, kWidest,
+             [&](Index from, Index to) { loops.add_columns(a, t, block, from, to); });
+    }
   });
   for (int part = 1; part < parts; ++part) {
     for (Index f = 0; f < t.z_wide; ++f) bias_sums[f] += bias_sums[part * t.z_wide + f];

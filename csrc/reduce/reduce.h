@@ -57,7 +57,8 @@ void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targ
                   const void* const* sources, std::size_t num_sources, std::size_t count,
                   int size = 0, bool past_cache = false);
 
-// Explains why the type does not have the operation, and suggests an alternative.
+// Explains why the type does not have the operation, and suggests an alternative. Returns an empty
+// text if the type has the operation.
 std::string_view refusal(DType dtype, Op op);
 
 std::size_t item_size(DType dtype);

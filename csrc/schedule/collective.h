@@ -3,8 +3,8 @@
 // communicator lays out its buffers by it.
 //
 // In all_reduce, reduce, scan, exscan and broadcast, a buffer is cut into any number of equal
-// chunks. In the other collectives a chunk is a rank's *part*, and a buffer has either one part or
-// one part per rank.
+// chunks. A barrier's messages need no chunks. In the other collectives a chunk is a rank's *part*,
+// and a buffer has either one part or one part per rank.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +56,9 @@ Content final_content(Collective collective, int rank, int size, int index);
 // Returns the index of a part in a buffer of `count` parts. The first part follows the last one.
 inline int index_of_part(int index, int count) { return index < count ? index : index - count; }
 
-// In place, one buffer is a part of the other. If chunks are not parts, input[i] is output[i].
-// Otherwise a rank's single part lies at the rank's index in the buffer of all parts.
+// Returns true if a call can be in place: one buffer is a part of the other. If chunks are not
+// parts, input[i] is then output[i]. Otherwise a rank's single part lies at the rank's index in the
+// buffer of all parts.
 bool can_be_in_place(Collective collective);
 
 }  // namespace pycollective

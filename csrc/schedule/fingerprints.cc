@@ -187,8 +187,8 @@ class Fingerprints {
     return inputs(r) == size_ && i == r && outputs(r) == 1 ? 0 : -1;
   }
 
-  // Returns the value at an index of rank r's buffer, 0 if it was never written. Sets *lost if the
-  // value would be another one in place.
+  // Returns the value at an index of rank r's buffer, 0 if it was never written. Sets *lost if a
+  // call in place would have overwritten the value.
   std::uint64_t read(int r, Buffer buffer, int i, bool* lost) const {
     if (buffer != Buffer::input) return cells_[place(r, buffer, i)];
     i = wrapped(r, buffer, i);
@@ -201,11 +201,11 @@ class Fingerprints {
     return value;
   }
 
-  // Reads a span into values_.
   struct Seen {
     std::uint64_t checksum = 0;
     bool lost = false, unwritten = false;
   };
+  // Reads a span into values_.
   Seen read(int r, const Span& span) {
     Seen seen;
     for (int i = 0; i < span.count; ++i) {
@@ -342,8 +342,8 @@ class Fingerprints {
     }
   }
 
-  // In a barrier: one bit for each rank of which a rank knows that it has entered. Messages carry a
-  // copy.
+  // In a barrier: the bits of rank r, one for each rank. A bit is 1 if rank r knows that the bit's
+  // rank has entered. Messages carry a copy of the sender's bits.
   std::uint64_t* knowledge(int r) { return &knowledge_[static_cast<std::size_t>(r) * words_]; }
   std::size_t keep(int r) {
     std::size_t copy = kept_.size();

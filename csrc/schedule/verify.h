@@ -13,7 +13,7 @@
 // If an array has fewer items than there are chunks, the last chunks are empty and their messages
 // are not sent; `filled` simulates that.
 //
-// These checks are for up to 64 ranks. For more ranks, sets are random fingerprints
+// These checks are for up to 64 ranks. For more ranks, random fingerprints replace the sets
 // (fingerprints.cc), and steps are generated one at a time. Only those races are found that occur
 // in the one order in which the ranks are executed.
 #pragma once
@@ -88,8 +88,9 @@ std::string misfit(const Schedule& schedule);
 Schedule make_schedule(const Algorithm& algorithm, int size);
 
 // Returns the description of the first error, or an empty string. In place: see can_be_in_place().
-// Only the first `filled` chunks have data; 0 means all, as do chunks that are ranks' parts. For
-// more than 64 ranks: checks out of place and in place at once, with all chunks filled.
+// Only the first `filled` chunks have data. All chunks have data if `filled` is 0, or if chunks are
+// ranks' parts. For more than 64 ranks: checks out of place and in place at once, with all chunks
+// filled.
 std::string verify(const Schedule& schedule, bool in_place, int filled = 0);
 
 // Runs verify() out of place and in place, for every number of filled chunks.

@@ -45,7 +45,7 @@ inline void copy_to_peer(std::byte* to, const std::byte* from, std::size_t bytes
 // last-level cache, at most kMostCacheBytes, and the calls try both ways (StoreTrials).
 std::size_t past_cache_from();
 void set_past_cache_from(std::size_t bytes);  // 0: the default
-// Returns what set_past_cache_from() has set.
+// Returns the value that set_past_cache_from() has set; 0: none.
 std::size_t past_cache_setting();
 
 // For a target that is not read soon. The copy evicts nothing from the caches and does not read the

@@ -10,7 +10,7 @@
 
 namespace pycollective {
 
-// A bit for each core of the machine. Cores with higher numbers are ignored.
+// A bit for each core of the machine. Cores from number 1024 on are ignored.
 using CoreSet = std::array<std::uint64_t, 16>;
 
 // The cores of this process's affinity.

@@ -53,9 +53,9 @@ class Failure : public std::runtime_error {
     std::vector<std::string> calls, hosts;
   };
   Failure with(About about) const {
-    Failure found = *this;
-    found.about_ = std::make_shared<const About>(std::move(about));
-    return found;
+    Failure copy = *this;
+    copy.about_ = std::make_shared<const About>(std::move(about));
+    return copy;
   }
   const About& about() const {
     static const About nothing;

@@ -60,8 +60,7 @@ class GilRequest {
   ~GilRequest() { handover->requests.fetch_sub(1); }
 };
 
-// Lets the threads that already wait for the GIL have it. Waits at most a second for other threads
-// to release it.
+// Lets the threads that already wait for the GIL acquire it. Waits at most a second for them.
 void end_interpreter() {
   handover->ender.store(std::this_thread::get_id());
   handover->ending.store(true);

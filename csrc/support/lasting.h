@@ -7,8 +7,8 @@ namespace pycollective {
 // threads may still use it while the process destroys its statics.
 template <class T>
 T& lasting() {
-  static T& made = *new T;
-  return made;
+  static T& instance = *new T;
+  return instance;
 }
 
 }  // namespace pycollective

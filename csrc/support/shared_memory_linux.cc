@@ -62,13 +62,13 @@ void Mapping::populate(std::byte* begin, std::size_t bytes) const noexcept {
 }
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
-  SharedMemory made(memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (made.descriptor_ < 0) fail("cannot create shared memory (memfd_create)");
-  if (ftruncate(made.descriptor_, static_cast<off_t>(bytes)) != 0) {
+  SharedMemory memory(memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (memory.descriptor_ < 0) fail("cannot create shared memory (memfd_create)");
+  if (ftruncate(memory.descriptor_, static_cast<off_t>(bytes)) != 0) {
     fail("cannot set the size of shared memory");
   }
-  if (fcntl(made.descriptor_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal shared memory");
-  return made;
+  if (fcntl(memory.descriptor_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal shared memory");
+  return memory;
 }
 
 SharedMemory SharedMemory::open(int descriptor) {

@@ -12,8 +12,8 @@
 #define PYCOLLECTIVE_CLONES
 #endif
 
-// For functions that such a function calls: they are compiled again for each instruction set. With
-// nvcc, also for GPUs.
+// For functions that a function with PYCOLLECTIVE_CLONES calls: they are compiled again for each
+// instruction set. With nvcc, they are compiled for GPUs too.
 #ifdef __CUDACC__
 #define PYCOLLECTIVE_INLINE __host__ __device__ __forceinline__
 #else

@@ -39,7 +39,7 @@ inline constexpr std::size_t kShmInlineBytes = 224;
 inline constexpr std::size_t kZeroCopyBytes = 32 * 1024;
 
 // The arena of a rank: its address space unless PYCOLLECTIVE_ARENA sets it, and the freed pages
-// that it keeps. From the last size on, it allocates pages at once.
+// that it keeps. From kPopulatedFrom on, an allocation gets its pages at once.
 inline constexpr std::size_t kArenaBytes = std::size_t{64} << 30;
 inline constexpr std::size_t kKeptBytes = std::size_t{512} << 20;
 inline constexpr std::size_t kPopulatedFrom = 128 * 1024;
@@ -60,11 +60,11 @@ inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
   return std::clamp<std::size_t>(message / 16, 16 * 1024, 128 * 1024);
 }
-// From this size on of an array, a part or a message, ranks may read the ordinary arrays of their
-// peers through the system. The faster way depends on the processor, and on the caches that the
-// ranks' cores share, which change when the system moves a rank. So the first calls of each kind
-// and size (powers of two) try staging, then remote reads; the first trials of both are not timed.
-// Later calls try again, after this many bytes and at least this many calls.
+// If an array, a part or a message has at least this size, ranks may read the ordinary arrays of
+// their peers through the system. The faster way depends on the processor, and on the caches that
+// the ranks' cores share, which change when the system moves a rank. So the first calls of each
+// kind and size (powers of two) try staging, then remote reads; the first trials of both are not
+// timed. Later calls try again, after kCopyPeriodBytes and at least kLeastCopyPeriod calls.
 inline constexpr std::size_t kRemoteReadBytes = 16 * 1024;
 inline constexpr int kCopySizes = 18;
 inline constexpr int kCopyTrials = 6;
@@ -104,8 +104,8 @@ inline constexpr std::size_t kTcpDirectBytes = 16 * 1024;
 // keep more calls than this.
 inline constexpr std::uint64_t kBoardSlots = 8;
 
-// The direct path of all_reduce (executor/direct.h): each rank combines everything itself up to
-// these sizes, of an array and of all ranks' arrays together.
+// The largest one-shot calls of the direct path (executor/direct.h): limits for an array, and for
+// all ranks' arrays together.
 inline constexpr std::size_t kOneShotBytes = 16 * 1024;
 inline constexpr std::size_t kOneShotTotalBytes = 64 * 1024;
 
@@ -118,7 +118,8 @@ inline constexpr std::size_t kHeldBytes = 64 * 1024;
 inline constexpr int kHeldSpins = 200;
 
 // A thread that wants the GIL back spins and yields up to these limits before it asks Python, which
-// puts the thread to sleep. Each failure divides the thread's next yields by four.
+// puts the thread to sleep. If Python then returns the GIL within kLockWasFree, the yields did
+// not help: the thread's next limit of yields is a quarter of this one.
 inline constexpr int kLockSpins = 1000;
 inline constexpr int kLockYields = 1000;
 inline constexpr int kLeastLockYields = 10;

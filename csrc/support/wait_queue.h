@@ -14,7 +14,7 @@
 namespace pycollective {
 
 struct alignas(kCacheLine) WaitQueue {
-  std::atomic<std::uint32_t> wake_ups{0};  // counted only while a thread sleeps
+  std::atomic<std::uint32_t> wake_ups{0};  // wake_if_asleep() counts only while a thread sleeps
   // The number of sleeping threads; kInPoll is set while one of them sleeps in a poll().
   std::atomic<std::uint32_t> sleepers{0};
   static constexpr std::uint32_t kInPoll = std::uint32_t{1} << 31;

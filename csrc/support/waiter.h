@@ -22,8 +22,8 @@ using Interrupt = std::function<void()>;
 // The result of a poll. `moved`: the wait is not over, but there was progress.
 enum class Progress { done, moved, blocked };
 
-// A thread polls `spins` times without a pause, then `yields` times with a yield between polls,
-// then sleeps.
+// A thread polls `spins` times with a pause instruction between polls, then `yields` times with a
+// yield between polls, then sleeps.
 struct SpinLimit {
   int spins = 0;
   int yields = 0;

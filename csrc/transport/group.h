@@ -72,7 +72,7 @@ class Group {
   // Returns the number of collective calls that a rank is known to have begun.
   virtual std::uint64_t calls(int rank) const = 0;
   // Sends the peers a heartbeat with this rank's present call. A waiting rank does so every
-  // kHeartbeatInterval. A process without heartbeats is stopped or disconnected.
+  // kHeartbeatInterval. A waiting rank without heartbeats is stopped or disconnected.
   virtual void send_heartbeat() {}
   // Returns the ranks that sent no heartbeat for this many seconds, counted from this rank's first
   // heartbeat on, and have not left.
@@ -106,8 +106,9 @@ std::string describe_rank(const std::string& title, bool busy, const CallRecord&
 
 // Returns the failure of a call at its deadline: "rank 0 waited until its deadline for rank 2,
 // which has not entered this call. rank 0 is in …". The text names the ranks that caused the delay:
-// ranks without heartbeats, because waiting ranks send them. If there are none, it names `awaited`,
-// the ranks for which this rank waits.
+// the ranks without heartbeats, because waiting ranks send them. If all ranks send heartbeats, the
+// text names the ranks that have not entered the call. If there are none, it names `awaited`, the
+// ranks for which this rank waits.
 Failure timeout_failure(Group& group, int rank, const std::vector<int>& awaited,
                         const CallRecord& call);
 

@@ -3,8 +3,8 @@
 //
 // Every pair of ranks has a TCP control connection, which detects the end of a process. A rank
 // enters each call in both transports, and a failure in one transport fails the other too. A rank
-// that waits for both sleeps in one poll() over its connections. A peer of its host ends the poll()
-// by a frame on their control connection.
+// that waits for both transports sleeps in one poll() over its connections. A peer of its host ends
+// the poll() by a frame on their control connection.
 #pragma once
 
 #include <memory>

@@ -22,7 +22,7 @@ struct Envelope {
   Envelope() = default;
   Envelope(std::string_view type, const std::int64_t* shape, int dims, std::uint64_t bytes);
 
-  // Returns "float32[2, 3]".
+  // Returns the type and the shape, such as "float32[2, 3]".
   std::string describe() const;
 
   std::uint32_t magic = kMagic;

@@ -16,8 +16,8 @@
 // * remote: the same for an ordinary array, which the receiver reads through the system
 //   (support/peer_memory.h).
 //
-// Messages choose between streamed and remote by time only after each page of the ring was used.
-// The first use of a page costs more than a copy.
+// The time of messages decides between streamed and remote. Messages are timed only after each page
+// of the ring was used, because the first use of a page costs more than a copy.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class RingPipes final : public Pipes {
   static std::size_t bytes_for(int size);
   // `memory` is zero at first, aligned to a cache line, and outlives this object. The pages of two
   // ranks without messages are never touched. `board` maps the handles of arrays; nullptr: no
-  // message is zero_copy.
+  // message is zero_copy or remote.
   RingPipes(std::byte* memory, int size, int rank, Board* board);
 
   bool try_begin(int peer, const Envelope& envelope, const std::byte* data,

@@ -219,7 +219,8 @@ bool ShmGroup::read_remote(int rank, std::uint64_t address, std::byte* to,
 void ShmGroup::leave(int rank) noexcept {
   if (!origin_.is_here()) return;  // a forked child is not the rank
   const auto now = rank == rank_ ? Presence::left : Presence::ended;
-  if (state(rank).presence.exchange(now) >= Presence::left) return;  // it may never have joined
+  // A rank that has not joined leaves too.
+  if (state(rank).presence.exchange(now) >= Presence::left) return;
   wake_all();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
@@ -259,7 +260,7 @@ Endpoint& ShmGroup::endpoint(int rank) {
 void ShmGroup::fail(const Failure& failure) noexcept {
   std::uint32_t whole = 0;
   if (!origin_.is_here() || !memory_.header().failed.compare_exchange_strong(whole, 1)) return;
-  // A loss in the followed group is recorded without a call, so that each rank adds its own.
+  // A lost rank of the followed group is recorded without a call, so that each rank adds its own.
   std::optional<Failure> theirs;
   try {
     theirs = failure_of_followed();
@@ -281,7 +282,7 @@ void ShmGroup::wake_all() noexcept {
 std::optional<Failure> ShmGroup::failure() const {
   std::optional<Failure> found = has_failed() ? recorded_failure() : failure_of_followed();
   if (!found || found->kind != FailureKind::peer_lost || !found->calls().empty()) return found;
-  // The launcher has detected the loss, and it is in no call: this rank's call was interrupted.
+  // The launcher has detected the lost rank, and is in no call: this rank's call was interrupted.
   const std::string call = own_call();
   return call.empty() ? found : found->with_call(call);
 }

@@ -38,9 +38,9 @@ struct ShmHeader {
 // `ended`: the launcher reports that the process ended without an error and did not leave.
 enum class Presence : std::uint32_t { absent, joined, left, ended };
 
-// A rank's shortest µs of long calls, and of receiving long messages. The indices are the
-// collective (messages are the last kind), the bit width of the bytes, and 1 for remote reads. 0:
-// none yet.
+// A rank's shortest times, in µs, of long calls, and of receiving long messages. The indices are
+// the collective (messages are the last kind), the class of the size (a power of two), and 1 for
+// remote reads. 0: none yet.
 inline constexpr int kMessageCopies = kDirectCollectives, kCopyKinds = kMessageCopies + 1;
 using CopyTimes = std::atomic<float>[kCopyKinds][kCopySizes][2];
 

@@ -1,8 +1,8 @@
 // A rank writes arrays that exceed the caches with plain stores, or past the caches
 // (support/copy.h). The faster way depends on the processor, and on the part of the last-level
 // cache that other programs leave. So the first calls of a collective and a size (a power of two)
-// try plain stores, then stores past the caches. The first call of both is not timed. Later calls
-// try again. A rank's choice does not change what its peers do.
+// try plain stores, then stores past the caches. The first call of each way is not timed.
+// Later calls try again. A rank's choice does not change what its peers do.
 #pragma once
 
 #include <algorithm>

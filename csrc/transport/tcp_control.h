@@ -27,7 +27,7 @@ class ControlChannel {
   int descriptor() const { return socket_.get(); }
 
   // Sends as much of a frame as the socket accepts; flush() sends the rest. Drops optional frames
-  // (not failures and leaves) while the peer does not read.
+  // (all but `failed`, `left` and `calls`) while the peer does not read.
   void send(Header header, const std::string& text) noexcept;
   void flush() noexcept;
   // Ends this rank's side of the connection, and discards received data.

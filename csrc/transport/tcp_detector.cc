@@ -10,7 +10,7 @@
 namespace pycollective::tcp {
 namespace {
 
-// After a connection broke, waits this long for a control frame with the reason.
+// After a connection broke, a rank waits this long for a control frame with the reason.
 constexpr auto kGrace = std::chrono::milliseconds(300);
 // Interval at which a rank that never waits receives control frames.
 constexpr auto kControlEvery = std::chrono::milliseconds(100);
@@ -139,8 +139,9 @@ void FailureDetector::check_broken(int peer, Clock::time_point since) {
   check();
   if (Clock::now() - since < kGrace) return;
   std::lock_guard lock(mutex_);
-  fail_locked(loss_of(peer, "its connection broke"), true);
-  throw *failure_;
+  const Failure failure = loss_of(peer, "its connection broke");
+  fail_locked(failure, true);
+  throw failure_ ? *failure_ : failure;
 }
 
 void FailureDetector::record_call(int peer, KnownCall call) {

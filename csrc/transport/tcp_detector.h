@@ -50,8 +50,8 @@ class FailureDetector {
 
   bool has_failed() const { return failed_.load(); }
   std::optional<Failure> failure();
-  // Throws the group's failure. check_now() first receives control frames, if the last time is long
-  // ago.
+  // Throws the group's failure. check_now() first receives control frames, if the last receive()
+  // was long ago.
   void check();
   void check_now();
   void fail(const Failure& failure) noexcept;
@@ -85,7 +85,7 @@ class FailureDetector {
   void send_heartbeat();
   std::vector<int> silent(double seconds);
   // Leaves the group normally and closes the connections. If another thread is in a call, fails
-  // that call instead. Returns true if this call closed the connections. Fails the group if the
+  // that call instead. Returns true if leave() closed the connections. Fails the group if the
   // peers' last calls differ from this rank's.
   bool leave() noexcept;
   // Closes the connections. Later calls fail.

@@ -55,7 +55,7 @@ class Stream {
   // Copies the header and the text of the next frame without consuming them. Returns false if they
   // have not arrived, or if the frame is being read.
   bool peek(Header& header, std::string& text) const;
-  // Valid from Read::header until accept() or release().
+  // Available from Read::header until release(). accept() invalidates the reference.
   const Header& header() const { return *reinterpret_cast<const Header*>(staging_.data()); }
   // Accepts a header that the caller has checked, and allocates memory for its frame.
   void accept();

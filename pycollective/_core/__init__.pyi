@@ -1,6 +1,7 @@
 """The compiled core; use it through the Python package.
 
-CI holds these stubs against the module: names by mypy's stubtest, parameters by tests/core/test_stub.py.
+CI compares these stubs with the module: mypy's stubtest compares the names, and
+tests/core/test_stub.py the parameters.
 """
 
 from collections.abc import Callable, Sequence

@@ -114,10 +114,10 @@ def schedule(what: str | Algorithm, size: int, collective: str = "all_reduce") -
     Raises
     ------
     ValueError
-        No algorithm or collective has this name.
+        No algorithm or collective has this name, or ``size`` is below 1.
     TypeError
-        ``what`` is neither a name nor an `Algorithm`, or the `Algorithm` yields other objects than
-        steps.
+        ``what`` is neither a name nor an `Algorithm`, ``size`` is not a whole number, or the
+        `Algorithm` yields other objects than steps.
     """
     if isinstance(what, Algorithm):
         return what.schedule(size)
@@ -133,6 +133,13 @@ def hierarchical(hosts: Sequence[int]) -> Schedule:
     ----------
     hosts : sequence of int
         The number of each rank's host, from 0, as in `Communicator.hosts`.
+
+    Raises
+    ------
+    TypeError
+        ``hosts`` is not a sequence of whole numbers.
+    ValueError
+        ``hosts`` is empty, or a number from 0 to the largest one is missing.
     """
     if not np.iterable(hosts):
         raise TypeError(
@@ -177,9 +184,13 @@ def verify(
     Raises
     ------
     ValueError
-        The schedule is wrong; the text names the first error by rank, step and reason.
+        The schedule is wrong; the text names the first error by rank, step and reason. Or no
+        algorithm or collective has this name.
+    TypeError
+        ``size`` is missing.
     """
     if isinstance(what, Schedule):
+        _, what = _named(what, size, collective)
         size = len(what.steps)
     elif size is None:
         raise TypeError("verify(algorithm, size) needs the number of ranks")
@@ -254,7 +265,10 @@ def draw(
     ImportError
         matplotlib is not installed.
     ValueError
-        No algorithm has this name, or the algorithm does not work with this number of ranks.
+        No algorithm has this name, ``size`` is below 1, or the schedule has another number of
+        ranks.
+    TypeError
+        ``size`` is missing.
     """
     name, made = _named(what, size, collective)
     return draw_rounds(made.steps, title_of(name, made), file)
@@ -263,7 +277,7 @@ def draw(
 def _named(
     what: str | Algorithm | Schedule, size: int | None, collective: str
 ) -> tuple[str, Schedule]:
-    """Return a name and the schedule."""
+    """Return the name of an algorithm ("schedule" for a schedule), and its schedule."""
     if isinstance(what, Schedule):
         if size not in (None, len(what.steps)):
             raise ValueError(f"the schedule has {len(what.steps)} ranks, not {size}")

@@ -153,7 +153,7 @@ class Cluster:
         reduce_rate: float | None = None,
         copy_rate: float | None = None,
     ) -> Cluster:
-        """Return the cluster with other rates, and with another outermost link."""
+        """Return a copy with another outermost link and other rates; None keeps a value."""
         link: dict[str, Any] = {"latency": latency, "bandwidth": bandwidth, "overhead": overhead}
         rates: dict[str, Any] = {"reduce_rate": reduce_rate, "copy_rate": copy_rate}
         link, rates = ({k: v for k, v in new.items() if v is not None} for new in (link, rates))
@@ -164,9 +164,9 @@ class Cluster:
         """Measure this machine and return a cluster of ranks that are threads of one process.
 
         Copying and reducing are measured on all cores that the ranks use, each with one rank's share of
-        ``bytes``. The cost of a message follows from two all-reduces of 64 bytes a rank: ``ring``,
-        a chain of messages, and ``reduce_to_one``, a fan. The measurement takes a second or two. Other
-        programs on the machine falsify the result.
+        ``bytes``. The cost of a message follows from two all-reduces with messages of 64 bytes:
+        ``ring``, a chain of messages, and ``reduce_to_one``, a fan. The measurement takes a second
+        or two. Other programs on the machine distort the result.
 
         Parameters
         ----------
@@ -174,6 +174,11 @@ class Cluster:
             Number of threads.
         bytes : int
             Size of the arrays to be simulated; arrays that fit into a cache move faster.
+
+        Raises
+        ------
+        ValueError
+            ``ranks`` or ``bytes`` is below 1.
         """
 
         def seconds(algorithm: str, size: int) -> float:
@@ -191,7 +196,7 @@ class Cluster:
         link: Link,
         call_overhead: float = 0.0,
     ) -> Cluster:
-        """Return a cluster of ranks on this machine, with the cost of a message from two all-reduces.
+        """Return a cluster of ranks on this machine; two all-reduces give the cost of a message.
 
         `this_machine` does the same for ranks that are threads.
 
@@ -205,6 +210,11 @@ class Cluster:
             Copies and bandwidth of the link; latency and overhead are replaced by the measured ones.
         call_overhead : float
             Seconds of each call that do not belong to a message.
+
+        Raises
+        ------
+        ValueError
+            ``ranks`` or ``bytes`` is below 1.
         """
         if ranks < 1 or bytes < 1:
             raise ValueError(f"cannot measure {ranks} ranks with {bytes} bytes")

@@ -148,14 +148,17 @@ def simulate(
     segment_bytes : int, optional
         Most bytes of a chunk that move at once; the executor's default if None.
     progress : bool or callable
-        True: show a bar if it takes long, tqdm is installed, and stderr is a terminal. A callable:
-        call ``progress(share)`` now and then.
+        True: show a bar if the simulation takes long, tqdm is installed, and stderr is a terminal.
+        A callable: call ``progress(share)`` now and then.
 
     Raises
     ------
     ValueError
-        The schedule's sends and receives do not match or deadlock, or the cluster or the root is
-        not valid. The text names ranks as for root 0.
+        The schedule's sends and receives do not match or deadlock, or the cluster, the root or
+        ``bytes`` is not valid. Or no algorithm or collective has this name. The text names ranks as
+        for root 0.
+    TypeError
+        ``what`` is not an algorithm, or a number is not a whole number.
 
     Examples
     --------
@@ -193,7 +196,7 @@ def simulate(
             kind,
             made,
             bytes,
-            segment_bytes or _core.SEGMENT_BYTES,
+            _core.SEGMENT_BYTES if segment_bytes is None else whole("segment_bytes", segment_bytes),
             cluster.ranks,
             # Rank i of the schedule is rank root + i of the cluster.
             [[*level[root:], *level[:root]] for level in cluster.places],
@@ -267,7 +270,7 @@ def plot(
         ``cluster(ranks)`` returns the cluster; `Cluster.ethernet_10g` is one such function.
     ranks, sizes : sequences of int
         Numbers of ranks, and sizes in bytes, both rising. The plot against ranks is for the largest
-        size. A sequence of one value gives no plot.
+        size. A sequence of one value gives no plot, unless both sequences have one value.
     collective : str
         The collective of named algorithms.
     file : str or path, optional
@@ -276,6 +279,13 @@ def plot(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    ValueError
+        A sequence is empty, or `simulate` raises the error.
     """
     if not algorithms or not ranks or not sizes:
         raise ValueError("plot needs at least one algorithm, one number of ranks and one size")

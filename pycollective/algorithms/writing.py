@@ -59,7 +59,7 @@ def _peer(peer: int) -> int:
 
 
 def send(peer: int, source: Span) -> Step:
-    """Send chunks to a rank; they must not change until the peer has received them."""
+    """Send chunks to a rank; the chunks must not change until the peer has received them."""
     return Step(Verb.send, _peer(peer), _span("source", source))
 
 

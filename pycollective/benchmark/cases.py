@@ -1,9 +1,9 @@
 """Cases to time: each collective's arrays, exact result, and least traffic.
 
-Sizes are those of nccl-tests: the bytes of the whole array, for a collective of parts all ranks' parts
-together. In ragged parts, rank r has r + 1 shares. `all_reduce_many` has the whole array in 16
-arrays. In `send_recv` every rank sends to the next one. The expected result is computed here, from the
-ranks' known contributions and not by the library.
+Sizes are those of nccl-tests: the bytes of the whole array. In a collective of parts, the whole
+array consists of all ranks' parts. In ragged parts, rank r has r + 1 shares. `all_reduce_many` has
+the whole array in 16 arrays. In `send_recv` every rank sends to the next one. The expected result
+is computed here, from the ranks' known contributions and not by the library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pycollective.nccl.device import present_stream
 
 __all__ = [
     "COLLECTIVES", "PARTS", "REDUCING", "ROOTED", "Arrays", "Case", "algorithms_of", "has_choice",
-    "kind_of", "place", "takes",
+    "dtype_of", "place", "takes",
 ]  # fmt: skip
 
 COLLECTIVES = (
@@ -72,7 +72,7 @@ def takes(collective: str, algorithm: Algorithm) -> bool:
     return has_choice(collective) and algorithm.collective == _of_algorithms(collective)
 
 
-def kind_of(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype of a name; raise TypeError if there is none."""
     return dtypes.as_dtype(name) if name == "bfloat16" else np.dtype(name)
 
@@ -102,7 +102,7 @@ class Case:
     in_place : bool
         The result replaces the input, if the collective can do that.
     registered : bool
-        The arrays come from `Communicator.empty`, if all ranks' have the same length.
+        The arrays come from `Communicator.empty`, if all ranks' arrays have the same length.
     device : {"cpu", "gpu"}
         The device of the arrays; the ranks of a host take its GPUs in turn.
     """
@@ -150,7 +150,7 @@ class Case:
         """Number of items: at least one a rank, and a multiple of the ranks if they have parts."""
         if self.collective == "barrier":
             return 0
-        items = max(1, self.size // kind_of(self.dtype).itemsize)
+        items = max(1, self.size // dtype_of(self.dtype).itemsize)
         if self.kind in PARTS:
             items = max(1, items // self.ranks) * self.ranks
         return items
@@ -158,7 +158,7 @@ class Case:
     @property
     def bytes(self) -> int:
         """Bytes of the whole array."""
-        return self.count * kind_of(self.dtype).itemsize
+        return self.count * dtype_of(self.dtype).itemsize
 
     @property
     def placed(self) -> bool:
@@ -211,7 +211,7 @@ class Arrays:
 
     def __init__(self, comm: Communicator, case: Case) -> None:
         self._comm, self._case = comm, case
-        self._dtype = kind_of(case.dtype)
+        self._dtype = dtype_of(case.dtype)
         places = case.places()
         self._part = slice(*places[comm.rank : comm.rank + 2])
         length = self._part.stop - self._part.start
@@ -346,15 +346,10 @@ class Arrays:
     def growing(self) -> int:
         """Number of calls after which sums in place need `refill` to stay finite; 0: never."""
         case = self._case
-        grows = (
-            case.placed
-            and case.kind in ("all_reduce", "all_reduce_many")
-            and case.op in ("sum", "prod")
-        )
+        # A product does not grow: `refill` gives ones, whose product stays 1.
+        grows = case.placed and case.kind in ("all_reduce", "all_reduce_many") and case.op == "sum"
         if not grows or self._dtype.kind in "biu" or case.ranks == 1:
             return 0
-        if case.op == "prod":
-            return 0  # `refill` gives ones, whose product stays 1
         limit = 1e7 if case.dtype == "float16" else 1e60
         return int(math.log(limit) / math.log(case.ranks))
 

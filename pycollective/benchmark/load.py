@@ -30,14 +30,14 @@ class OtherLoad:
         """
         comm = self._comm
         comm.barrier()
-        mine = np.array([os.getpid(), *(_now() - self._begin)])
-        found = comm.all_gather(mine).reshape(comm.size, -1)
+        sample = np.array([os.getpid(), *(_now() - self._begin)])
+        found = comm.all_gather(sample).reshape(comm.size, -1)
         used = []
         for host in set(comm.hosts):
             ranks = [rank for rank, other in enumerate(comm.hosts) if other == host]
-            ours = {row[0]: row[3] for row in found[ranks]}  # ranks may share a process
+            by_process = {row[0]: row[3] for row in found[ranks]}  # ranks may share a process
             _, seconds, busy, _ = found[ranks[0]]
-            used.append((busy - sum(ours.values())) / seconds)
+            used.append((busy - sum(by_process.values())) / seconds)
         too_short = found[:, 1].min() < _SHORTEST
         return None if too_short or np.isnan(used).any() else max(0.0, *used)
 

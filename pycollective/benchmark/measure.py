@@ -84,16 +84,16 @@ def memory_rate(comm: Communicator, size: int) -> float:
     clock = time.perf_counter
 
     def seconds_of(work: Callable[[], Any]) -> float:
-        def turns(times: int) -> float:
+        def one_turn(times: int) -> float:
             comm.barrier()
             begin = clock()
             for _ in range(times):
                 work()
             return float(_slowest(comm, clock() - begin))
 
-        turns(2)
-        times = max(1, min(1000, int(_MEMORY_SECONDS / (turns(3) / 3))))
-        return float(np.median([turns(times) for _ in range(_MEMORY_TURNS)])) / times
+        one_turn(2)
+        times = max(1, min(1000, int(_MEMORY_SECONDS / (one_turn(3) / 3))))
+        return float(np.median([one_turn(times) for _ in range(_MEMORY_TURNS)])) / times
 
     fastest = min(
         seconds_of(lambda: np.copyto(target, source)),
@@ -126,8 +126,8 @@ def measure(
 ) -> Row:
     """Check a case's result, then time it.
 
-    The ranks synchronize before every call of a rooted collective, because the root would run ahead.
-    Calls of the other collectives follow each other directly.
+    The ranks synchronize before every call of a rooted collective, because some ranks would run
+    ahead. Calls of the other collectives follow each other directly.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def measure(
     case : Case
         The case, the same on every rank.
     iterations : int, optional
-        Number of timed calls; by default as many as take about ``seconds``, at least 5.
+        Number of timed calls; by default as many as take about ``seconds``, from 5 to 20,000.
     seconds : float
         Approximate length of the measurement.
     warmup : int
@@ -150,7 +150,7 @@ def measure(
     wrong = int(comm.all_reduce(np.asarray(arrays.wrong(), np.int64)))
     arrays.refill()
     call, clock = arrays.call, time.perf_counter
-    meet = case.kind in ROOTED
+    synchronizes = case.kind in ROOTED
     for _ in range(warmup):
         call()
     comm.barrier()
@@ -177,7 +177,7 @@ def measure(
             comm.barrier()
             call()  # brings the caches into the state after any other call
             since = 1
-        if meet:
+        if synchronizes:
             comm.barrier()
         begin = clock()
         call()

@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(args.function(args))
         finally:
             if sys.stdout is not None:  # None: the program was started with stdout closed
-                sys.stdout.flush()  # at the end of Python an error would make 120 of the status
+                sys.stdout.flush()  # an error in Python's own flush at exit gives status 120
     except WrongOptionError as error:
         args.parser.error(str(error))
         raise  # mypy does not know that the line above ends the program

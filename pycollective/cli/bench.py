@@ -18,8 +18,8 @@ from pycollective.benchmark.cases import (
     REDUCING,
     Case,
     algorithms_of,
+    dtype_of,
     has_choice,
-    kind_of,
     takes,
 )  # fmt: skip
 from pycollective.benchmark.measure import Row, measure_all
@@ -162,7 +162,7 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
             raise ValueError(f"--device gpu: there is no GPU ({why})")
         if args.tune:
             raise ValueError("--tune does not work with --device gpu, because NCCL chooses there")
-    options.sizes(args, kind_of(args.dtype).itemsize)
+    options.sizes(args, dtype_of(args.dtype).itemsize)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if args.device == "cpu" and args.end > memory:
         raise ValueError(
@@ -170,7 +170,9 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
             "give a smaller --end"
         )
     if not _collectives(args):
-        raise ValueError("nothing to tune: each of these collectives has one algorithm only")
+        raise ValueError(
+            "nothing to tune: none of these collectives has several algorithms of its own"
+        )
     if args.tune:
         file = tuning.path()
         if file is None:
@@ -178,7 +180,7 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
         tuning.prepare(file, __version__)
     if any(collective in REDUCING for collective in _collectives(args)):
         (alone,) = local_group(1)
-        alone.all_reduce(np.zeros(1, kind_of(args.dtype)), args.op)
+        alone.all_reduce(np.zeros(1, dtype_of(args.dtype)), args.op)
     _algorithms(args)
     for algorithm in args.algorithm:
         if ranks and isinstance(algorithm, Algorithm):
@@ -201,7 +203,7 @@ def _collectives(args: argparse.Namespace) -> list[str]:
 
 
 def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list[str | Algorithm]]:
-    """Return the algorithms to time for each collective over a transport, as a group names it."""
+    """Return the algorithms to time for each collective; ``transport`` is that of the group."""
     known = {collective: algorithms_of(collective) for collective in _collectives(args)}
     if "hierarchical" in args.algorithm or transport == "shared memory and TCP":
         for collective in known.keys() & {"all_reduce"}:
@@ -251,7 +253,7 @@ def _cases(args: argparse.Namespace, ranks: int, transport: str) -> list[Case]:
     ]
 
 
-def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, comm: Any) -> int:
+def _bench(args: argparse.Namespace, ranks: int, transport: str, prints: bool, comm: Any) -> int:
     """Time all cases as one rank (``comm``) or as the threads of a new group (None)."""
     cases = _cases(args, ranks, transport)
     many = len({case.collective for case in cases}) > 1
@@ -262,7 +264,7 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
     if args.device == "gpu":
         place += ", GPU arrays"
     title = f"pycollective {__version__} {title}: {ranks} ranks ({transport}), {place}"
-    if speaks:
+    if prints:
         header = report.bench_table(many).header()
         print(f"# {title}, {len(cases)} lines\n{header}", flush=True)
 
@@ -290,7 +292,7 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
     copies = None
     if args.tune and transport in ("threads", "shared memory"):
         copies = past_cache_from(comm) if comm else spawn(past_cache_from, ranks, threads=True)[0]
-    if not speaks:
+    if not prints:
         return 1 if wrong else 0
     most = max(others, default=None)
     print(f"# errors: {wrong} {'OK' if wrong == 0 else 'FAILED'}")

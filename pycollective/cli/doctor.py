@@ -310,7 +310,7 @@ def _placed(findings: Findings, member: Membership, rank: int) -> str:
 
 
 def _links(communicator: Communicator, member: Membership) -> list[str]:
-    """Measure every link, one after the other; return this worker's, and on worker 0 a table."""
+    """Measure every link in turn; return lines for this worker's links, on worker 0 also a table."""
     size, rank = communicator.size, communicator.rank
     # Seconds; bytes per second from row to column, and back.
     table = np.full((3, size, size), np.nan)
@@ -374,7 +374,7 @@ def _measured(communicator: Communicator, peer: int) -> tuple[float, float, floa
     small, large = np.zeros(1), np.zeros(_BULK, np.uint8)
 
     def exchange(there: Any, back: Any, rounds: int) -> float:
-        """Return the seconds of a round; the leader's first byte marks the last round."""
+        """Return the seconds of a round; the first byte of the leader's message marks the last."""
         last = there.view(np.uint8)
         taken: list[float] = []
         until = time.perf_counter() + _PART_SECONDS
@@ -398,7 +398,8 @@ def _measured(communicator: Communicator, peer: int) -> tuple[float, float, floa
 def _speed(seconds: float, way: float) -> float:
     """Return the bytes per second of a round in which one message is large and the other small.
 
-    The large message takes at least as long as the small one, that is half of the round. A small
-    message's time from a busier moment may be longer than that.
+    The large message takes at least half of the round, because it takes at least as long as the
+    small one. ``way``, the time of a small message, may be longer than half of the round if it was
+    measured at a busier moment.
     """
     return _BULK / max(seconds - way, seconds / 2)

@@ -196,6 +196,8 @@ def _row(result: Simulation) -> dict[str, Any]:
 def _cluster(args: argparse.Namespace, ranks: int, most_bytes: int) -> Cluster:
     """Return the cluster that the options describe."""
     if args.cluster == "this-machine":
+        if args.ranks_per_host:
+            raise ValueError("--ranks-per-host describes other clusters, not this machine")
         if ranks > _MOST_THREADS:
             raise ValueError(
                 f"this machine is measured with at most {_MOST_THREADS} threads, not {ranks}"

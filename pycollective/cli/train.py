@@ -197,7 +197,10 @@ def train_cnn(
     resume: bool = False,
     keep: dict[str, Any] | None = None,
 ) -> Iterator[Epoch]:
-    """Train the CNN; each step of the iterator trains an epoch and yields its results."""
+    """Train the CNN; each step of the iterator trains an epoch and yields its results.
+
+    ``keep`` is a dictionary that gets the model and the optimizer.
+    """
     keras.utils.set_random_seed(seed)
     x, y = training
     batches = data.Dataset.from_tensor_slices((x.astype(dtype), y))

@@ -1,8 +1,8 @@
 """Descriptions of clusters, and the resolvers that find them.
 
 TensorFlow's names for them are `pycollective.distribute.cluster_resolver` and
-`pycollective.train.ClusterSpec`. Only the resolvers that ask Kubernetes or Google Compute Engine open a
-connection.
+`pycollective.train.ClusterSpec`. Only the resolvers that ask Kubernetes, Google Compute Engine or
+MPI open a connection.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ CHECK = "PYCOLLECTIVE_CHECK_ADDRESSES"
 _LOOKUP_SECONDS = 5.0
 _AGAIN_SECONDS = 0.5
 _MOST_RESOLVED = 64
-"""Most names that each worker looks up. In larger clusters a worker looks up its own name and
+"""The most names that each worker looks up. In larger clusters a worker looks up its own name and
 worker 0's only. Otherwise the number of all requests would grow with the square of the number of
 workers."""
 
 
 class NoAddress(str):
-    """An address that is missing in a description; the problem has been reported already."""
+    """A stand-in for an address that is not a text; the problem has been reported already."""
 
     __slots__ = ()
 
@@ -192,13 +192,14 @@ def problems_here(
             text = (
                 f"{place}, this process, is {place.address}, which is not an address of this host"
             )
-            mine = [
+            others_here = [
                 j for j, r in found.items() if j != own and not isinstance(r, str) and _is_own(*r)
             ]
-            if mine:
-                its = places[mine[0]]
+            if others_here:
+                other = places[others_here[0]]
                 wrong.append(
-                    f"{text}, but {its}, {its.address}, is: this process has another task's number"
+                    f"{text}, but {other}, {other.address}, is: this process has another task's "
+                    "number"
                 )
             else:
                 doubtful.append(

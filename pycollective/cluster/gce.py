@@ -53,7 +53,8 @@ class GCEClusterResolver(ClusterResolver):
     Raises
     ------
     ImportError
-        No service is given, the client is not installed, and this machine is not an instance.
+        No service is given and the client is not installed; and this machine is not an instance, or
+        ``credentials`` are given.
     """
 
     def __init__(

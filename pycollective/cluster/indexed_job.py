@@ -17,7 +17,7 @@ JOBS = "PYCOLLECTIVE_JOBS"
 LOCAL_RANK = "PYCOLLECTIVE_LOCAL_RANK"
 LOCAL_SIZE = "PYCOLLECTIVE_LOCAL_SIZE"
 _MOST_PODS = 100_000
-"""Most pods; a larger number is taken for a mistake, before the list of names fills the memory."""
+"""The most pods; a larger number is an error, before the list of names fills the memory."""
 
 
 class KubernetesJobClusterResolver(ClusterResolver):

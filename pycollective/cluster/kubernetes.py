@@ -58,7 +58,8 @@ class KubernetesClusterResolver(ClusterResolver):
     Raises
     ------
     ImportError
-        No client is given, none is installed, and this process does not run in a pod.
+        No client is given and none is installed; and this process does not run in a pod, or
+        ``executable_location`` is ``OFF_CLUSTER``.
     ValueError
         ``executable_location`` is unknown.
     """
@@ -113,15 +114,15 @@ class KubernetesClusterResolver(ClusterResolver):
             raise RuntimeError(f'Pod "{name}" is not running; phase: "{pod.status.phase}"')
         if getattr(pod.metadata, "deletion_timestamp", None):
             raise RuntimeError(f'Pod "{name}" is being deleted')
-        own = getattr(pod.status, "pod_ip", None)
-        address = own if own and not _has_host_port(pod, self._port) else pod.status.host_ip
+        pod_ip = getattr(pod.status, "pod_ip", None)
+        address = pod_ip if pod_ip and not _has_host_port(pod, self._port) else pod.status.host_ip
         if not address:
             raise RuntimeError(f'Pod "{name}" has no address yet')
         return f"[{address}]:{self._port}" if ":" in address else f"{address}:{self._port}"
 
 
 def _has_host_port(pod: Any, port: int) -> bool:
-    """Return True if a pod occupies this port of its host."""
+    """Return True if a pod occupies this port of its host, or if the pod's spec is unknown."""
     spec = getattr(pod, "spec", None)
     if spec is None or getattr(spec, "host_network", None):
         return True

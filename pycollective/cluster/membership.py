@@ -150,8 +150,8 @@ def membership_of(
     Raises
     ------
     ValueError
-        If there is an error; the message names the source, the key and the task of each one. Doubts
-        are logged only.
+        There is an error; the message names the source, the key and the task of each one. Doubts
+        are errors too if `are_errors` returns True; otherwise they are logged.
     """
     member, wrong, doubtful = examine(resolver, here=here, listens=listens, environ=environ)
     if are_errors(os.environ if environ is None else environ):
@@ -164,7 +164,7 @@ def membership_of(
 
 
 def membership_of_environment(environ: Mapping[str, str]) -> Membership | None:
-    """Return this process's membership from its environment; None if the process is alone.
+    """Return this process's membership from its environment; None if it is alone or the evaluator.
 
     Raises
     ------
@@ -221,8 +221,8 @@ def _numbered(
     wrong += address_problems(known)
     own = None
     if task_type in jobs and task_id is not None:
-        mine = [i for i, place in enumerate(places) if place.task == f"{task_type} {task_id}"]
-        own = mine[0] if mine else None
+        matches = [i for i, place in enumerate(places) if place.task == f"{task_type} {task_id}"]
+        own = matches[0] if matches else None
     if task_type == "evaluator" and not wrong:
         return None, [], None, []
     if task_type == "ps" and not servers and not wrong:

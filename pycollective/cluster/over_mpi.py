@@ -1,6 +1,7 @@
 """Distribute worker 0's address and a secret through MPI, for ``mpirun`` on several hosts.
 
-Needs mpi4py. The address and the secret travel as plain bytes over MPI's own network.
+The package mpi4py is needed. The address and the secret travel as plain bytes over MPI's own
+network.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ import numpy as np
 from pycollective.cluster.ports import reserved_address
 
 _SECRETS = ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE")
-_BYTES = 256  # of a host's name; of an address with a secret
+_BYTES = 256  # for a host's name, and for an address with a secret
 
 
 @functools.cache
 def worker_0(size: int) -> str:
     """Return worker 0's address; a collective call of all processes, made once.
 
-    If worker 0 has no secret, it makes one for all, which becomes ``PYCOLLECTIVE_SECRET``.
+    Unless worker 0 has a secret or ``PYCOLLECTIVE_INSECURE``, it makes a secret for all processes,
+    which becomes ``PYCOLLECTIVE_SECRET``.
     """
     try:
         mpi = importlib.import_module("mpi4py.MPI")

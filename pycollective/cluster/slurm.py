@@ -16,11 +16,11 @@ from pycollective.environment import is_number, number, shown
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MOST = 100_000
-"""Most hosts of a list; a longer list is a mistake that would fill the memory."""
+"""The most hosts of a list; a longer list is a mistake that would fill the memory."""
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """A cluster of the tasks of a Slurm step; jobs get tasks in the order of their names, by rank.
+    """A cluster of the tasks of a Slurm step; the jobs, sorted by name, get consecutive ranks.
 
     Task j of a host listens at ``port_base + j``. Hosts and ranks have Slurm's order: that of its host
     list and its distribution. (TensorFlow sorts hosts by name, which puts n10 before n2.)

@@ -12,7 +12,8 @@ The first source in this list whose variables are set counts::
     SLURM_PROCID, SLURM_STEP_NUM_TASKS : a Slurm step, unless PMI_RANK and PMI_SIZE have other values
         (then mpirun of MPICH runs in the step)
     PMI_RANK, PMI_SIZE : MPICH, Intel MPI
-    JOB_COMPLETION_INDEX, PYCOLLECTIVE_SIZE : an indexed job of Kubernetes
+    JOB_COMPLETION_INDEX, PYCOLLECTIVE_SIZE : an indexed job of Kubernetes; PYCOLLECTIVE_JOBS may
+        replace the second variable
 
 Without any of them the process is alone. If a variable nevertheless means several processes, this is an
 error (`overlooked_variables`).
@@ -159,7 +160,7 @@ def resolver_of_environment(environ: Mapping[str, str] | None = None) -> Cluster
 
 
 def overlooked_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that mean several processes, for a process that would be alone.
+    """Return error texts about variables that mean several processes, for a process that is alone.
 
     ``PYCOLLECTIVE_RANK=0`` and ``PYCOLLECTIVE_SIZE=1`` mean that the process is alone on purpose.
     """

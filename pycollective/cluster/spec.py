@@ -18,7 +18,7 @@ class ClusterSpec:
     Raises
     ------
     TypeError
-        ``cluster`` has another type.
+        ``cluster``, or a part of it, has another type.
     ValueError
         A task's number is negative or not a number.
     """
@@ -64,7 +64,7 @@ class ClusterSpec:
         return [tasks.get(number) for number in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the addresses by job: a list if the numbers have no gap, else a dict."""
+        """Return the addresses by job: a list if the numbers are 0, 1, 2 and so on, else a dict."""
         return {
             job: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
             for job, tasks in self._jobs.items()

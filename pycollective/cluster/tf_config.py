@@ -31,7 +31,7 @@ class TFConfigClusterResolver(ClusterResolver):
     ------
     ValueError
         At the first use: the variable does not hold JSON (``json.JSONDecodeError``) or an object.
-        Or the task's type, its number or the protocol has the wrong type.
+        Or the task, the task's number or the protocol has the wrong type.
     TypeError
         From `cluster_spec`: see `ClusterSpec`.
     """
@@ -155,7 +155,7 @@ class TFConfigClusterResolver(ClusterResolver):
         """Return the address of a task, by default this one.
 
         The variable's ``session_master`` has precedence. A cluster with fewer than two tasks needs no
-        address.
+        address: the result is ``""``.
         """
         session_master = self._text("session_master")
         if session_master is not None:
@@ -195,7 +195,7 @@ def _is_index(value: Any) -> bool:
 def _examined_cluster(cluster: Any, problems: list[str]) -> tuple[ClusterSpec, bool]:
     """Return the valid part of a cluster, and True if that has every task.
 
-    An invalid address is replaced by a `NoAddress`.
+    A `NoAddress` replaces an address that is not a text.
     """
     whole = True
     if not isinstance(cluster, dict):

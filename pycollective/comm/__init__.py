@@ -55,7 +55,8 @@ class Communicator(Extremes, Prefixes, Objects):
     returns when this rank's part is done. All ranks get bit-identical results. After a failed call the
     group cannot be used: all calls of all ranks fail with the same reason. Make a new group instead.
 
-    Communicators are made by `pycollective.init`, `pycollective.spawn`, `local_group` and `split`.
+    Communicators are made by `pycollective.init`, `pycollective.spawn`, `local_group`, `split` and
+    `from_mpi`.
 
     Attributes
     ----------
@@ -106,7 +107,8 @@ class Communicator(Extremes, Prefixes, Objects):
         Raises
         ------
         ValueError
-            No such grid has as many ranks as this group.
+            No such grid has as many ranks as this group, or ``periods`` has more or fewer values
+            than there are axes.
 
         Examples
         --------
@@ -160,25 +162,27 @@ class Communicator(Extremes, Prefixes, Objects):
         color = None if color is None else whole("color", color, -(2**63), 2**63 - 1)
         key, limit = whole("key", key, -(2**63), 2**63 - 1), self._seconds(timeout)
         if switch("async_op", async_op):
-            return self._run_later(lambda: self._part(color, key, limit))
-        return self._part(color, key, limit)
+            return self._run_later(lambda: self._split(color, key, limit))
+        return self._split(color, key, limit)
 
-    def _part(self, color: int | None, key: int, seconds: float) -> Communicator | None:
+    def _split(self, color: int | None, key: int, seconds: float) -> Communicator | None:
         if isinstance(self._group, MPIGroup):
             self.barrier(timeout=seconds)
             mpi_group = self._group.split(color, key)
             if mpi_group is None:
                 return None
             part = _on_mpi(mpi_group, self.timeout, self._lane)
-        elif (made := split_groups(self, color, key, seconds)) is None:
+        elif (found := split_groups(self, color, key, seconds)) is None:
             return None
         else:
-            part = self._made(*made)
+            part = self._communicator_in(*found)
         part._family = self._family
         part._family.add(part)
         return part
 
-    def _made(self, group: _core.Group, rank: int, factory: GroupFactory) -> Communicator:
+    def _communicator_in(
+        self, group: _core.Group, rank: int, factory: GroupFactory
+    ) -> Communicator:
         """Make the communicator of a rank in a group that was split from this one."""
         choices = None
         if group.transport in ("threads", "shared memory"):  # all ranks read the same file
@@ -229,7 +233,7 @@ def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communic
     Parameters
     ----------
     size : int
-        Number of ranks, at least 1.
+        Number of ranks, 1 to 4096.
     timeout : float
         Seconds that a call waits for the other ranks.
 

@@ -165,13 +165,15 @@ class Nccl(GpuEngine):
             return self._messages(name, source, target, sent, call.out_counts or sent, call.root)
         source = present(source)
         send, recv = _span(source), _span(source if target is None else target)
-        what = [send.nbytes, BYTES]
+        arguments = [send.nbytes, BYTES]
         if call.op:
-            what = [*count_and_type(self._library, call.count, source.dtype)]
-            what.append(reduction_of(call.op, source.dtype))
+            arguments = [*count_and_type(self._library, call.count, source.dtype)]
+            arguments.append(reduction_of(call.op, source.dtype))
         if call.has_root:
-            what.append(call.root)
-        return lambda comm, stream: getattr(comm, name)(send.address, recv.address, *what, stream)
+            arguments.append(call.root)
+        return lambda comm, stream: getattr(comm, name)(
+            send.address, recv.address, *arguments, stream
+        )
 
     def _messages(
         self, name: str, source: Array | None, target: Array | None, sent: Sequence[int],
@@ -363,7 +365,7 @@ class Message(nccl.DeviceTask):
         return self.error is not None or (self.operation is not None and self.operation.ended)
 
     def device_times(self) -> tuple[float, float] | None:
-        """Return the times of its begin and its end, in seconds of `time.monotonic`."""
+        """Return the begin and the end of the message, in seconds of `time.monotonic`."""
         return None if self.operation is None else self.operation.times
 
     @property

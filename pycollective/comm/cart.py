@@ -58,7 +58,8 @@ class Cart:
     def rank(self, coords: Sequence[int]) -> int | None:
         """Return the rank at these coordinates, which wrap around along periodic axes.
 
-        The result is None beyond an open border.
+        The result is None beyond an open border. Raise ValueError unless there is one coordinate
+        for each axis.
         """
         given = [whole("a coordinate", c) for c in coords]
         if len(given) != len(self.dims):
@@ -84,6 +85,11 @@ class Cart:
         -------
         source, dest : int or None
             Ranks; None beyond an open border.
+
+        Raises
+        ------
+        ValueError
+            The grid has no such axis.
 
         Examples
         --------
@@ -114,7 +120,8 @@ class Cart:
             A block for each of `neighbors`, in that order. The blocks of a sequence may differ in shape.
         out : array, or sequence of arrays, optional
             An array for the block of each of `neighbors`; unchanged beyond an open border. By default
-            new arrays like ``x``, with zeros beyond an open border. ``out=x`` works in place.
+            new arrays like ``x``, with zeros beyond an open border; the two blocks of an axis then
+            need one shape. ``out=x`` works in place.
         tag, async_op, timeout
             As in `Communicator.send`; so are the other errors. The timeout applies to each neighbour.
 

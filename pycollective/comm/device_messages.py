@@ -55,7 +55,7 @@ class DeviceBuffers:
         return self._buffers.pop(number)
 
 
-#: Arrays that a device may still use, with functions that return True when it does not.
+#: Arrays that a device may still use, each with a function that returns True when no device does.
 Kept = deque[tuple[Callable[[], bool], Any]]
 
 

@@ -59,11 +59,11 @@ class Engines(GpuEngines):
         return self.nccl is not None or isinstance(self.own, DeviceExecutor)
 
     def choose(self, call: Call) -> Engine:
-        """Choose NCCL, which has its own algorithms, unless a call names an algorithm."""
+        """Choose NCCL, which has its own algorithms, unless the call's algorithm excludes it."""
         if self.nccl is None:
             return self.own
         how = call.algorithm
-        if how == "auto" or call.is_message or how == _DEFAULTS.get(call.collective):
+        if how == "auto" or call.is_message or how == _BY_NCCL.get(call.collective):
             return self.nccl
         if self.warning:
             _log.warning(
@@ -78,19 +78,16 @@ class Engines(GpuEngines):
         return None if self.nccl is None else self.nccl.empty(shape, dtype, seconds)
 
 
-#: The default algorithms of collectives, if not "auto".
-_DEFAULTS = {
-    "reduce": "tree", "gather": "direct", "scatter": "direct", "all_gather": "direct",
-    "all_to_all": "direct",
-}  # fmt: skip
+#: The default algorithms of calls that have no "auto": with them a call goes to NCCL, too.
+_BY_NCCL = {"gather": "direct", "scatter": "direct", "all_to_all": "direct"}
 
 
 def engines_for(member: Member, array: Array, make_group: Callable[[], Member]) -> Engines:
-    """Choose the engines for this rank's calls on GPU arrays; all ranks do so in their first call.
+    """Choose the engines for this rank's calls on GPU arrays.
 
-    NCCL comes first. If it cannot be used, and for algorithms by name, the device executor serves ranks
-    that are threads of one process. Otherwise arrays are copied through host memory. ``make_group``
-    makes a second group of the same ranks.
+    All ranks choose in their first such call. NCCL comes first. If it cannot be used, and for
+    algorithms by name, the device executor serves ranks that are threads of one process. Otherwise
+    arrays are copied through host memory. ``make_group`` makes a second group of the same ranks.
 
     Raises
     ------

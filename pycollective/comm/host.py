@@ -10,7 +10,7 @@ from pycollective.comm.work import DONE, Work
 
 
 class HostCore(_core.Communicator):
-    """One rank of the compiled core. Plain arrays take the fast path, without a call of this class."""
+    """One rank of the compiled core. Plain arrays take the fast path, which skips `submit`."""
 
     def __init__(self, group: _core.Group, rank: int) -> None:
         super().__init__(group, rank)

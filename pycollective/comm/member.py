@@ -99,16 +99,18 @@ class Member(_core.CommunicatorBase):
 
         The ranks of this host can read and write the memory of the array. A call reads it in place, and
         an all-reduce also writes its result there. Other arrays of the same call, also those of other
-        ranks, may be ordinary. In groups of several hosts, messages of 128 KiB or more within a host
-        are read in place, too. Over TCP alone, and among threads, the array is an ordinary one.
+        ranks, may be ordinary. In groups of several hosts, messages of 32 KiB or more within a host
+        are read in place, too. Over TCP alone, through MPI, and among threads, the array is an
+        ordinary one.
 
         The memory is part of this rank's arena, a range of addresses that all ranks of the host have
         mapped. No rank communicates. When the arena (``PYCOLLECTIVE_ARENA`` bytes) is full, the array is
         an ordinary one.
 
         On a GPU, NCCL allocates the memory (``ncclMemAlloc``) and registers it, so that it may move data
-        without a copy. Then all ranks make the call. In a collective, all ranks must give such arrays at
-        the same offset, or none; messages refuse them. Without NCCL 2.19 the array is CuPy's.
+        without a copy. All ranks must make this call. In a collective, all ranks must give such
+        arrays at the same offset, or none; messages refuse them. Without NCCL 2.19 the array is
+        CuPy's.
 
         Parameters
         ----------
@@ -124,7 +126,7 @@ class Member(_core.CommunicatorBase):
         Returns
         -------
         ndarray
-            The array, aligned to cache lines.
+            The array, aligned to cache lines unless it is an ordinary one.
 
         Raises
         ------
@@ -395,8 +397,8 @@ def _make(
                 f"rank {rank} left an asynchronous call because of an error of its own: "
                 f"{type(error).__name__}"
             )
-    if (asked := answers()) is not None:
-        asked.result, asked.error = result, problem
+    if (answer := answers()) is not None:
+        answer.result, answer.error = result, problem
 
 
 _need_python: weakref.WeakSet[Member] = weakref.WeakSet()

@@ -203,7 +203,8 @@ class Messages(Member):
         Raises
         ------
         TypeError
-            There is a source, but neither ``out`` nor ``x``.
+            There is a source, but neither ``out`` nor ``x``; or there is a destination, but no
+            ``x``.
         ValueError, MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
             As in `send` and `recv`.
         """
@@ -216,7 +217,7 @@ class Messages(Member):
         if dest is not None and x is None:
             raise TypeError(f"sendrecv needs x, the array to send to rank {dest}")
         sent = received = None
-        # A blocking send of a host array does not wait for the other rank's receive; NCCL's may.
+        # Two ranks may both wait in a blocking send of a host array, but not in NCCL's.
         together = later or not array_backend.on_host(x)
         if dest is not None and x is not None:
             if source is not None:  # raise errors of the receive before anything is sent

@@ -87,7 +87,7 @@ class Moves(Member):
             The rank whose array is sent.
         out : array, optional
             The array for the result; ``out=x`` works in place.
-        algorithm : {"auto", "tree", "chain"} or Algorithm
+        algorithm : {"auto", "tree", "chain", "direct"} or Algorithm
             See `pycollective.algorithms`; "chain" is for large arrays.
         async_op, timeout
             As in `all_reduce`; so are the errors.
@@ -285,7 +285,7 @@ class Moves(Member):
         Raises
         ------
         ValueError
-            The first axis cannot be cut into equal parts.
+            The first axis cannot be cut into equal parts, or does not match ``counts``.
         MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
             As in `all_reduce`. The comparison of shapes ignores leading axes of length 1.
         """
@@ -384,7 +384,8 @@ class Moves(Member):
         ------
         ValueError
             The rows of ``x`` do not match ``counts``, or cannot be cut into equal parts without it.
-            Also: ``counts`` and ``out_counts`` differ for this rank, or exclude the algorithm.
+            Also: ``counts`` and ``out_counts`` differ for this rank, or a call with ``counts``
+            names another algorithm than "direct".
         """
         async_op = switch("async_op", async_op)
         source = as_input(x)

@@ -139,9 +139,7 @@ class MPICore(HostEngine):
         rank = call.peer if call.is_message else call.root
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not among the {self.size} ranks")
-        if call.collective == "all_reduce" and (
-            call.reproducible or call.algorithm not in ("auto", "direct")
-        ):
+        if call.reproducible or call.algorithm not in ("auto", "direct"):
             raise ValueError(
                 "on MPI the library chooses the algorithm: leave out algorithm and reproducible"
             )
@@ -168,10 +166,13 @@ class MPICore(HostEngine):
                 self._move(call)
 
     def _agree(self, what: str, seconds: float) -> None:
-        """Fail the group unless all ranks make the same call: first compare digests, then texts."""
+        """Fail the group unless all ranks make the same call.
+
+        The ranks compare digests, and exchange the texts of their calls only if the digests differ.
+        """
         digest = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big")
-        mine, most = np.array([digest, -digest]), np.empty(2, np.int64)
-        self._wait(self._group.comm.Iallreduce(mine, most, self._mpi.MAX), seconds)
+        digests, most = np.array([digest, -digest]), np.empty(2, np.int64)
+        self._wait(self._group.comm.Iallreduce(digests, most, self._mpi.MAX), seconds)
         if most[0] != -most[1]:
             text = np.frombuffer(what.encode()[:200].ljust(200), np.uint8)
             texts = np.empty((self.size, 200), np.uint8)
@@ -268,7 +269,7 @@ class MPICore(HostEngine):
         requests.append(self._group.data.Isend(self._bytes(source), dest))
         begin = time.monotonic()
         while not self._mpi.Request.Testall(requests):
-            if not self._receive_one(seconds):
+            if not self._receive_one():
                 self._group.pause(begin, seconds, dest)
 
     def _recv(self, target: Array, source: int, tag: int, seconds: float) -> None:
@@ -276,7 +277,7 @@ class MPICore(HostEngine):
         self._group.check()
         begin, kept = time.monotonic(), self._kept[source, tag]
         while not kept:
-            if not self._receive_one(seconds):
+            if not self._receive_one():
                 self._group.pause(begin, seconds, source)
         kind, data = kept.popleft()
         if kind != _kind(target):
@@ -292,7 +293,7 @@ class MPICore(HostEngine):
             )
         target[...] = data.view(target.dtype).reshape(target.shape)
 
-    def _receive_one(self, seconds: float) -> bool:
+    def _receive_one(self) -> bool:
         """Receive and keep one message that has arrived; return False if there is none."""
         mpi, status = self._mpi, self._mpi.Status()
         message = self._group.envelopes.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)

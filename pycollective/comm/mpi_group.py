@@ -101,11 +101,11 @@ class MPIGroup:
         if self._failure is not None:
             raise copy.copy(self._failure)
 
-    def wait(self, requests: list[Any], seconds: float, peer: int | None = None) -> None:
-        """Wait at most ``seconds`` for requests of MPI, with the whole group or with one peer.
+    def wait(self, requests: list[Any], seconds: float) -> None:
+        """Wait at most ``seconds`` for requests of MPI.
 
-        Fail the group and raise `PeerLostError` if a rank has left, `CollectiveTimeoutError` at the
-        deadline.
+        Fail the group and raise `PeerLostError` if a rank has left, and `CollectiveTimeoutError` at
+        the deadline.
         """
         begin = time.monotonic()
         polls = 0
@@ -116,7 +116,7 @@ class MPIGroup:
             self.check()
             now = time.monotonic()
             for rank, since in self._left.items():
-                if peer in (None, rank) and now - max(since, begin) > _GRACE:
+                if now - max(since, begin) > _GRACE:
                     self._fail_by_loss(rank, f"has left the group: {self.describe()}")
             if now - begin > seconds:
                 self.fail(

@@ -57,7 +57,7 @@ class Objects(Moves, Messages):
         TypeError
             The object cannot be written as JSON. Other ranks wait until their deadline.
         ValueError
-            The encoded object is longer than 256 MiB.
+            The encoded object is longer than 256 MiB, or the object is nested too deeply for JSON.
         MismatchError
             The ranks differ in ``pickle``.
         CollectiveTimeoutError, PeerLostError, AbortedError
@@ -73,7 +73,7 @@ class Objects(Moves, Messages):
     def all_gather_object(
         self, obj: object, *, pickle: bool = False, timeout: float | None = None
     ) -> list[Any]:
-        """Give every rank the objects of all ranks, by rank.
+        """Give every rank the objects of all ranks, in rank order.
 
         Parameters and errors are those of `broadcast_object`.
         """
@@ -83,7 +83,7 @@ class Objects(Moves, Messages):
     def gather_object(
         self, obj: object, root: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> list[Any] | None:
-        """Give the root the objects of all ranks, by rank; other ranks get None.
+        """Give the root the objects of all ranks, in rank order; other ranks get None.
 
         Parameters and errors are those of `broadcast_object`.
         """

@@ -26,6 +26,7 @@ from pycollective.errors import CollectiveError
 from pycollective.nccl import DeviceTask, device
 
 _PAUSE = 50e-6
+"""Seconds between polls of a device."""
 _CLOSING_SECONDS = 60.0
 """Seconds for devices to finish calls that all ranks have made."""
 
@@ -33,8 +34,8 @@ _CLOSING_SECONDS = 60.0
 @functools.cache
 def runtime() -> _core.device.Runtime | None:
     """Return the CUDA runtime; None if the core was built without CUDA, or if there is no GPU."""
-    used = _core.device.cuda_runtime()
-    return None if used is None or _core.cuda.device_count()[0] == 0 else used
+    found = _core.device.cuda_runtime()
+    return None if found is None or _core.cuda.device_count()[0] == 0 else found
 
 
 def is_possible(member: Member) -> bool:
@@ -56,20 +57,20 @@ class DeviceExecutor(GpuEngine):
     """
 
     def __init__(self, member: Member) -> None:
-        group, host, used = member._group, member._core, runtime()
+        group, host, cuda = member._group, member._core, runtime()
         assert isinstance(member._factory, Threads) and isinstance(group, _core.ThreadGroup)
-        assert isinstance(host, HostCore) and used is not None
+        assert isinstance(host, HostCore) and cuda is not None
         matcher, buffers = member._factory.shared(
-            lambda: (_core.device.CallMatcher(group, used), DeviceBuffers())
+            lambda: (_core.device.CallMatcher(group, cuda), DeviceBuffers())
         )
-        self._runtime = used
+        self._runtime = cuda
         self._caller = _core.device.Caller(host, matcher)
-        self._own: dict[int, Any] = {}  # a stream of each device
+        self._streams: dict[int, Any] = {}  # this rank's own, by device
         self._clocks: dict[int, _Clock] = {}
         # Arrays of calls and of messages that devices may still use.
         self._pending: deque[tuple[_core.device.Operation, Any]] = deque()
         self._kept: Kept = deque()
-        self._messages = DeviceMessages(member, used, buffers, self._kept)
+        self._messages = DeviceMessages(member, cuda, buffers, self._kept)
         self._dropped = weakref.finalize(self, _drop, self._caller, self._pending, self._kept)
         self._dropped.atexit = False
 
@@ -94,13 +95,13 @@ class DeviceExecutor(GpuEngine):
         with device.on(here):
             present_stream = device.present_stream()
         stream, after = present_stream, None
-        # The last rank's thread enqueues for all ranks, where "per thread" is another stream.
+        # The last rank's thread enqueues for all ranks, and its per-thread stream is another one.
         if call.async_op or present_stream.ptr == device.PER_THREAD:
             stream, after = self._stream_of(here), present_stream.ptr
         operation = _core.device.Operation()
         self._pending.append((operation, (call.source, call.target)))
         clock = self._clock_of(here) if call.timed else None
-        made = Operation(self._caller, operation, here, call.timeout, clock)
+        task = Operation(self._caller, operation, here, call.timeout, clock)
         self._caller.call(
             operation, _core.Collective.__members__[call.collective],
             0 if call.source is None else array_backend.address(call.source),
@@ -112,7 +113,7 @@ class DeviceExecutor(GpuEngine):
         )  # fmt: skip
         if after is not None and not call.async_op:
             self._caller.order(operation, after)
-        return Work([made])
+        return Work([task])
 
     def _clock_of(self, number: int) -> _Clock:
         if number not in self._clocks:
@@ -121,10 +122,10 @@ class DeviceExecutor(GpuEngine):
 
     def _stream_of(self, number: int) -> Any:
         """Return this rank's own stream of a device."""
-        if number not in self._own:
+        if number not in self._streams:
             with device.on(number):
-                self._own[number] = device.stream()
-        return self._own[number]
+                self._streams[number] = device.stream()
+        return self._streams[number]
 
     def _forget(self) -> None:
         """Release the arrays of finished calls."""
@@ -163,12 +164,12 @@ def _forget_of(kept: Kept) -> None:
     for _ in range(len(kept)):
         with contextlib.suppress(IndexError):  # another thread emptied the queue
             is_over, arrays = kept.popleft()
-            if not _is_true_or_broken(is_over):
+            if not _is_unused(is_over):
                 kept.append((is_over, arrays))
 
 
-def _is_true_or_broken(is_over: Callable[[], bool]) -> bool:
-    """Return True if an array is not used; a failed device uses no array."""
+def _is_unused(is_over: Callable[[], bool]) -> bool:
+    """Return True if no device uses an array; a failed device uses no array."""
     try:
         return is_over()
     except RuntimeError:
@@ -200,11 +201,11 @@ def _drop(caller: _core.device.Caller, pending: deque[Any], kept: Kept) -> None:
 class _Clock:
     """The difference between a device's clock and `time.monotonic`."""
 
-    def __init__(self, used: _core.device.Runtime, number: int) -> None:
+    def __init__(self, cuda: _core.device.Runtime, number: int) -> None:
         with device.on(number):
             stream = device.stream()
-            self.first = used.mark(number, stream.ptr, timed=True)
-        while not used.over(self.first):  # soon, since the stream is empty
+            self.first = cuda.mark(number, stream.ptr, timed=True)
+        while not cuda.over(self.first):  # soon, since the stream is empty
             time.sleep(_PAUSE)
         self.begin = time.monotonic()
 
@@ -215,44 +216,44 @@ class Operation(DeviceTask):
     def __init__(
         self,
         caller: _core.device.Caller,
-        made: _core.device.Operation,
+        operation: _core.device.Operation,
         on: int,
         seconds: float,
         clock: _Clock | None = None,
     ) -> None:
         super().__init__(on, seconds)
         self._caller = caller
-        self._made = made
+        self._operation = operation
         self._clock = clock
 
     @property
     def number(self) -> int:  # type: ignore[override]  # known when all ranks have joined
         """The number of the call among the rank's calls."""
-        return self._made.number
+        return self._operation.number
 
     @property
     def ended(self) -> bool:
         """True if the device has finished the call, or never will."""
-        return _over(self._caller, self._made)
+        return _over(self._caller, self._operation)
 
     def device_times(self) -> tuple[float, float] | None:
         """Return the times at which the stream began and ended the call."""
         if self._clock is None:
             return None
         with contextlib.suppress(CollectiveError):
-            found = self._caller.times(self._made, self._clock.first)
+            found = self._caller.times(self._operation, self._clock.first)
             if found is not None:
                 return self._clock.begin + found[0], self._clock.begin + found[1]
         return None
 
     def order(self) -> bool:
         """Let this thread's stream wait for the call; the host waits until all ranks have joined."""
-        self._caller.finish(self._made)
+        self._caller.finish(self._operation)
         with device.on(self.device):
-            self._caller.order(self._made, device.present_stream().ptr)
+            self._caller.order(self._operation, device.present_stream().ptr)
         return True
 
     def check(self) -> None:
         """Raise the error of the device, or of the group if it failed before all ranks had joined."""
-        self._caller.finish(self._made)
-        self._caller.over(self._made)
+        self._caller.finish(self._operation)
+        self._caller.over(self._operation)

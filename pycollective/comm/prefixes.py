@@ -110,8 +110,9 @@ class Prefixes(Member):
         """Give rank i the element-wise reduction of the arrays of ranks 0 to i - 1.
 
         Rank 0 gets the identity of the operation. The identity is 0 for "sum", "or" and "xor", 1 for
-        "prod", and all bits for "and". For "min" it is the greatest value of the dtype (infinity, True),
-        for "max" the least. The "mean" of rank 0 is 0. A NumPy function has its ``identity``.
+        "prod", and a value with all bits set for "and". For "min" it is the greatest value of the
+        dtype (infinity, True), for "max" the least. The "mean" of rank 0 is 0. A NumPy function has
+        its ``identity``.
 
         Parameters
         ----------
@@ -136,7 +137,7 @@ class Prefixes(Member):
         self, x: ArrayLike, op: Op, exclusive: bool, out: object, algorithm: str | Algorithm,
         async_op: bool, timeout: float | None,
     ) -> object:  # fmt: skip
-        """Make a scan or an exscan; the core sums a mean, and this rank divides its own."""
+        """Make a scan or an exscan; for a mean the core gives the sum, which this rank divides."""
         source, target, place = input_and_output(self._result, x, out)
         name, function = operation(op, source.dtype)
         contributions = self.rank + (not exclusive)

@@ -99,21 +99,22 @@ class Reductions(Member):
             are rounded to nearest even: once at the end with "direct", else after every step. Complex
             numbers have "sum", "prod" and "mean"; bools have "min", "max", "and", "or" and "xor".
 
-            ``np.add``, ``np.multiply``, ``np.minimum``, ``np.maximum``, ``np.bitwise_and`` and the
-            members of ``ReduceOp`` stand for the names. With another NumPy function of two arguments,
-            such as ``np.hypot`` or one of ``np.frompyfunc``, one rank computes each element in Python,
-            in rank order.
+            ``np.add``, ``np.multiply``, ``np.minimum``, ``np.maximum``, ``np.bitwise_and``,
+            ``np.bitwise_or``, ``np.bitwise_xor`` and the members of ``ReduceOp`` stand for the
+            names. With another NumPy function of two arguments, such as ``np.hypot`` or one of
+            ``np.frompyfunc``, one rank computes each element in Python, in rank order.
         out : array, optional
             The array for the result, of any kind that ``x`` can be; ``out=x`` works in place.
         algorithm : str or Algorithm
             A name from `pycollective.algorithms.names`, or an algorithm made by
             `pycollective.algorithms.algorithm` for this collective. "auto" chooses by the bytes, the
-            number of ranks and the transport, from a table that ``pycollective bench --tune`` measures.
+            number of ranks and the transport: from the table that ``pycollective bench --tune`` has
+            measured, else from a built-in one.
         reproducible : bool
-            Let the bits of the result depend on the contributions alone, not on the transport. They are
-            combined in rank order, and float16 and bfloat16 are rounded after each. The algorithm must
-            be "auto" or "direct". Without this option, the same calls in the same group still give the
-            same bits.
+            Let the bits of the result depend on the contributions alone, not on the transport. The
+            contributions are combined in rank order, and float16 and bfloat16 are rounded after
+            each. The algorithm must be "auto" or "direct". Without this option, the same calls in
+            the same group still give the same bits.
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional
@@ -127,9 +128,10 @@ class Reductions(Member):
         Raises
         ------
         TypeError
-            The operation does not exist, or not for this dtype.
+            ``op`` is neither a name nor a function, or the operation does not exist for this dtype.
         ValueError
-            ``reproducible`` excludes the algorithm.
+            No operation or algorithm has this name, ``reproducible`` excludes the algorithm, or
+            ``out`` is not like the result.
         MismatchError
             The ranks' calls differ in collective, shape, dtype, op or algorithm.
         CollectiveTimeoutError
@@ -401,10 +403,10 @@ class Reductions(Member):
 
 def _shape_of(arrays: Sequence[Array]) -> list[int]:
     """Return the shapes of a bucket's arrays with -2 between them, on which all ranks must agree."""
-    together: list[int] = []
+    shapes: list[int] = []
     for x in arrays:
-        together += [-2, *x.shape]
-    return together[1:]
+        shapes += [-2, *x.shape]
+    return shapes[1:]
 
 
 def all_reduce_together(

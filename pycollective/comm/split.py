@@ -38,7 +38,7 @@ class GroupFactory(Protocol):
 
 
 class Threads:
-    """Ranks that are threads of one process and share this object."""
+    """The factory of groups whose ranks are threads of one process; the ranks share this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,9 +74,10 @@ class Threads:
 
 
 class SharedMemory:
-    """Ranks that are processes of one host: one makes the memory of the group, the others open it.
+    """The factory of groups whose ranks are processes of one host.
 
-    The memory has no name. Other processes open the maker's descriptor in /proc.
+    One rank makes the memory of the group. The memory has no name: the other ranks open the
+    descriptor of that rank in /proc.
     """
 
     def __init__(self, group: _core.ShmGroup) -> None:
@@ -129,7 +130,7 @@ def split_groups(
     """Make the new groups; return this rank's group, rank and factory, or None without a color.
 
     Every rank of the communicator makes this call. If a rank cannot join its new group, all ranks of
-    this group raise a `CollectiveError`.
+    that new group raise a `CollectiveError`.
     """
     made: tuple[_core.Group, GroupFactory] | None = None
     members: list[int] = []
@@ -141,9 +142,9 @@ def split_groups(
             _agree(communicator, color, members, problem, seconds)
     except BaseException:
         if made is not None:  # other ranks may already be in calls of the new group
-            whole = communicator._group
-            assert isinstance(whole, _core.Group)  # MPI does not come here
-            made[0].fail_as(whole, members)
+            old = communicator._group
+            assert isinstance(old, _core.Group)  # MPI does not come here
+            made[0].fail_as(old, members)
             made[0].leave(members.index(me))
         raise
     return None if made is None else (made[0], members.index(me), made[1])

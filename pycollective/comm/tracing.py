@@ -50,7 +50,7 @@ class Tracer:
         self._group = member._group
         self._pending: dict[int, tuple[Record, Task]] = {}
         self._last: deque[tuple[Record, str]] = deque(maxlen=REMEMBERED)
-        self._reported = False  # the last calls, after an error
+        self._reported = False  # True after an error has logged the last calls
 
     def record(self, call: Call, about: About) -> Record:
         """Begin the record of a call."""
@@ -163,7 +163,7 @@ class Traced(Engine):
             raise
         for task in work._tasks:
             tracer.keep(record, task)
-        if not work._tasks and not is_on_gpu:  # a GPU without a task has moved nothing
+        if not work._tasks and not is_on_gpu:  # a GPU call without a task moved nothing
             tracer.complete(record, None)
         return Work(work._tasks, work._finish, tracer.collect)
 
@@ -246,7 +246,7 @@ def group_made(member: Member, ranks: str, source: str, table: str) -> None:
     ranks : str
         The ranks of this process.
     source : str
-        The description of the group, such as a variable.
+        The origin of the group's description, such as a variable.
     table : str
         The file of the rows for ``algorithm="auto"``, if there are rows.
     """

@@ -21,11 +21,12 @@ from pycollective.errors import CollectiveError, CollectiveTimeoutError, PeerLos
 class Watch:
     """A rank's heartbeats: each second the ranks exchange their numbers of calls on GPUs.
 
-    The heartbeats have their own group on the host. It reports a process that ends at once, and a
-    stopped process by its silence. The numbers show which rank has not joined a call.
+    The heartbeats have their own group on the host, which reports at once that a process has ended.
+    A stopped process sends no heartbeat. The numbers show which rank has not joined a call.
     """
 
     SECONDS = 1.0
+    """Seconds between heartbeats."""
     GRACE = 1.0
     """Seconds to wait for calls that a rank enqueued before it left."""
     SILENCE = 8.0
@@ -57,7 +58,7 @@ class Watch:
         self._calls = calls
 
     def failure(self, waiting: float) -> CollectiveError | None:
-        """Return the error of the group, or that of a lost rank if a call has waited for the grace."""
+        """Return the group's error, or a lost rank's if a call has waited longer than `GRACE`."""
         try:
             self._group.check()
         except CollectiveError as error:

@@ -38,9 +38,9 @@ class Task(Protocol):
 class Work(Generic[R]):
     """A call that runs while the program does something else.
 
-    Until `wait` returns, do not change the inputs of the call or use ``out``. The work keeps the arrays
-    alive, even if the program drops it. `wait` and `result` raise the error of the call. A ``with``
-    block waits at its end::
+    Until `wait` returns, do not change the inputs of the call or use ``out``. The arrays stay alive
+    while the call runs, even if the program drops the work. `wait` and `result` raise the error of
+    the call. A ``with`` block waits at its end::
 
         with comm.all_reduce(a, out=a, async_op=True), comm.all_reduce(b, out=b, async_op=True):
             ...  # both calls run
@@ -75,8 +75,8 @@ class Work(Generic[R]):
 
         Returns
         -------
-        ndarray or None
-            The result of the call without ``async_op``.
+        object
+            The result that the call has without ``async_op``, such as an array or None.
 
         Raises
         ------
@@ -110,7 +110,13 @@ class Work(Generic[R]):
         return all(task.done for task in self._tasks)
 
     def exception(self) -> BaseException | None:
-        """Return the error of a call that is done, or None if it succeeded."""
+        """Return the error of a call that is done, or None if it succeeded.
+
+        Raises
+        ------
+        RuntimeError
+            The call still runs.
+        """
         try:
             self.result()
         except _StillRunningError:

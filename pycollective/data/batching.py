@@ -26,7 +26,7 @@ from pycollective.dtypes import string
 from pycollective.errors import DataLossError, InvalidArgumentError
 
 # Copying this many bytes of rows takes about 50 µs, as long as handing a batch over from a thread.
-_AT_HAND_BYTES = 512 << 10
+_CHEAP_BATCH_BYTES = 512 << 10
 
 
 @kind
@@ -42,7 +42,7 @@ class Batch(Transformed):
         rows = self._source._rows()
         if rows is None:
             return False
-        return not rows.results and self._size * rows.bytes_of_a_row() <= _AT_HAND_BYTES
+        return not rows.results and self._size * rows.bytes_of_a_row() <= _CHEAP_BATCH_BYTES
 
     def _iter(self) -> Iterator[Any]:
         rows = self._source._rows()
@@ -176,8 +176,8 @@ class PaddedBatch(Transformed):
         def padded(name: str, leaf: TensorSpec, shape: Any, _value: Any) -> TensorSpec:
             if leaf.shape is None and shape is None:
                 return TensorSpec(None, leaf.dtype)
-            ranks = [leaf.shape] if leaf.shape is not None else []
-            lengths = _padded_shape(name, ranks, shape)
+            known_shapes = [leaf.shape] if leaf.shape is not None else []
+            lengths = _padded_shape(name, known_shapes, shape)
             if shape is None:
                 # Elements are padded to the longest one, whose lengths are those of the spec.
                 lengths = list(leaf.shape or ())

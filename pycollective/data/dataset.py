@@ -106,7 +106,7 @@ class Dataset:
 
     Each iteration starts from the beginning. Make a dataset with `from_tensor_slices`, `from_tensors`,
     `from_generator` or `range`. Every transformation returns a new dataset and leaves this one
-    unchanged. A new transformation is a subclass of `Transformed` with two methods.
+    unchanged. To add a transformation, derive a subclass from `Transformed`.
     """
 
     # Methods that a subclass defines ------------------------------------------------------------
@@ -242,7 +242,7 @@ class Dataset:
     def from_tensor_slices(tensors: Any) -> Dataset:
         """Return a dataset whose elements are the rows of arrays, along their first axis.
 
-        The arrays are shared, not copied: do not write to them while the dataset is in use.
+        Arrays in C order are shared, not copied: do not write to them while the dataset is in use.
         """
         return _made("TensorSlices", tensors)
 
@@ -335,7 +335,11 @@ class Dataset:
         num_parallel_calls: Any = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Join ``batch_size`` elements at a time along a new first axis."""
+        """Join ``batch_size`` elements at a time along a new first axis.
+
+        With ``drop_remainder``, a last batch with fewer elements is left out. The other parameters
+        are ignored, for TensorFlow's programs.
+        """
         return _made("Batch", self, batch_size, drop_remainder)
 
     def padded_batch(
@@ -372,7 +376,8 @@ class Dataset:
     def rebatch(self, batch_size: Any, drop_remainder: bool = False) -> Dataset:
         """Cut the rows of batches into batches of another number of rows.
 
-        ``batch_size`` may be a list of numbers, which are used in turn; 0 gives an empty batch.
+        ``batch_size`` may be a list of numbers, which are used in turn. A 0 in the list gives an
+        empty batch.
         """
         return _made("Rebatch", self, batch_size, drop_remainder)
 

@@ -46,7 +46,7 @@ class TextLineDataset(Dataset):
     Raises
     ------
     TypeError
-        If the dataset's elements are not names.
+        If the elements of ``filenames`` are not names.
     """
 
     def __init__(self, filenames: Any) -> None:

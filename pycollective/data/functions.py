@@ -81,12 +81,12 @@ class Map(Transformed):
 
     @staticmethod
     def _computes_rows(mapped: Rows) -> bool:
-        """Return True if the function takes the first rows at once."""
+        """Return True if the function computes the first two rows in one call."""
         length = len(nest.flatten(mapped.columns)[0])
         try:
             with np.errstate(all="ignore"):
                 mapped.take(np.arange(min(2, length)))
-        except Exception:  # the rows one by one show whether it is an error
+        except Exception:  # calls for single rows show whether it is an error
             return False
         return True
 
@@ -111,7 +111,7 @@ class Map(Transformed):
                 while in_threads and failure is None and len(waiting) <= self._parallel:
                     try:
                         waiting.append(pool.submit(self._timed, next(source)))
-                    except Exception as error:  # raised after the elements before it
+                    except Exception as error:  # raised below, after the elements before it
                         failure = error
                 if waiting:
                     made, seconds = waiting.popleft().result()

@@ -64,7 +64,7 @@ class Rows:
                     continue
                 try:
                     taken = self.take(indices)
-                except Exception:  # raised after the rows before
+                except Exception:  # raised again below, after the rows before it
                     for i in range(len(indices)):
                         yield from _rows_at(self.take(indices[i : i + 1]), range(1))
                     continue

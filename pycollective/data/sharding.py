@@ -4,10 +4,10 @@ There are ``num_workers`` input pipelines, each of which feeds the same number o
 batch* is an element of the user's dataset: the rows of one step of all replicas. A *mini-batch* is one
 replica's part of a global batch.
 
-There are two rules for the cut. Under the batch rule, each global batch of b rows becomes N mini-batches
-of ceil(b/N) rows, the last ones shorter or empty. Under the stream rule, the rows of all batches are
-taken one after the other, in the sizes of `batch_sizes_for_worker`. The docstring of `share_of_worker`
-says when each rule applies.
+There are two rules for the cut. For N replicas, the batch rule cuts each global batch of b rows
+into N mini-batches of ceil(b/N) rows, the last ones shorter or empty. The stream rule takes the
+rows of all batches one after the other, in the sizes of `batch_sizes_for_worker`. The docstring of
+`share_of_worker` says when each rule applies.
 """
 
 from __future__ import annotations
@@ -191,24 +191,24 @@ def share_of_worker(
         )
     if num_replicas_in_sync > 1:
         _check_batched(dataset.element_spec, num_replicas_in_sync)
-    policy, own = _shared(dataset, num_workers, worker_index)
+    policy, part = _shared(dataset, num_workers, worker_index)
     size = batch_size_of(dataset)
     steps = dataset.cardinality()
     sizes = None
     if num_replicas_in_sync > 1:
         per_worker = num_replicas_in_sync // num_workers
         if policy is AutoShardPolicy.DATA or not size:
-            own = RebatchByBatch(own, num_replicas_in_sync)
+            part = RebatchByBatch(part, num_replicas_in_sync)
         else:
             sizes = batch_sizes_for_worker(size, num_workers, per_worker, worker_index)
-            own = Rebatch(own, sizes, False)
+            part = Rebatch(part, sizes, False)
         if policy is AutoShardPolicy.DATA and num_workers > 1:
-            own = Shard(own, num_workers, worker_index)
+            part = Shard(part, num_workers, worker_index)
         elif steps != INFINITE_CARDINALITY and (sizes is not None or num_workers > 1):
             # The number of steps depends on the number of rows, which is unknown for files.
             rows = _total_rows(dataset) if num_workers == 1 else UNKNOWN_CARDINALITY
             steps = rows if rows < 0 else -(-rows // (size or 1))
-    return Share(own, policy, sizes, size, steps)
+    return Share(part, policy, sizes, size, steps)
 
 
 def _shared(dataset: Dataset, num_workers: int, worker: int) -> tuple[AutoShardPolicy, Dataset]:
@@ -218,12 +218,12 @@ def _shared(dataset: Dataset, num_workers: int, worker: int) -> tuple[AutoShardP
         return policy, fill_in_hints(dataset, num_workers, worker)
     if policy is AutoShardPolicy.AUTO or (policy is AutoShardPolicy.FILE and num_workers > 1):
         try:
-            own = shard_by_file(dataset, num_workers, worker)
+            part = shard_by_file(dataset, num_workers, worker)
         except NotFoundError:
             if policy is AutoShardPolicy.FILE:
                 raise
             return AutoShardPolicy.DATA, dataset
-        return AutoShardPolicy.FILE, own if num_workers > 1 else dataset
+        return AutoShardPolicy.FILE, part if num_workers > 1 else dataset
     return policy, dataset
 
 

@@ -36,7 +36,7 @@ class TensorSlices(Dataset):
                     f"{leaf.shape})"
                 )
         self._length = len(leaves[0])
-        # Without this copy, NumPy would copy all rows of an array in another order for each take.
+        # Without this copy, NumPy would copy an array that is not in C order at each take.
         self._columns = nest.map_structure(lambda a: array_module(a).ascontiguousarray(a), columns)
 
     def _rows(self) -> Rows | None:

@@ -2,7 +2,8 @@
 
 A subclass defines `_iter`, which makes its elements from those of ``self._source``. A subclass that
 changes the number or the spec of the elements also defines `cardinality` or `_make_spec`. A subclass
-that only orders rows derives from `Ordered`.
+that changes the number of rows of each element defines `_batch_size`. A subclass that only orders
+rows derives from `Ordered`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from pycollective.errors import InvalidArgumentError
 
 
 def at_least(value: Any, least: int, name: str) -> int:
-    """Return an argument as an int: an int, or an integer tensor, variable or array without axes."""
+    """Return an argument as an int.
+
+    The argument is an int, or an integer tensor, variable or array without axes.
+    """
     try:
         if isinstance(value, bool):
             raise TypeError

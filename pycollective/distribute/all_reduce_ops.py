@@ -87,17 +87,19 @@ class ReductionToOneDevice(CrossDeviceOps):
     ) -> list[Any]:
         """Reduce several values: in a bucket between GPUs, one after the other elsewhere."""
         pairs = value_destination_pairs
-        own = type(self).reduce_implementation is not ReductionToOneDevice.reduce_implementation
+        overridden = (
+            type(self).reduce_implementation is not ReductionToOneDevice.reduce_implementation
+        )
         results: list[Any] = [None] * len(pairs)
         by_devices: defaultdict[tuple[Device, ...], list[int]] = defaultdict(list)
         for i, (value, destinations) in enumerate(pairs):
-            if not own and self._goes_between_gpus(value, destinations):
+            if not overridden and self._goes_between_gpus(value, destinations):
                 by_devices[devices_of(value)].append(i)
             else:
                 results[i] = self.reduce_implementation(reduce_op, value, destinations, options)
-        for places in by_devices.values():
-            reduced = self._reduced_between_gpus(reduce_op, [pairs[i] for i in places], options)
-            for i, result in zip(places, reduced, strict=True):
+        for indices in by_devices.values():
+            reduced = self._reduced_between_gpus(reduce_op, [pairs[i] for i in indices], options)
+            for i, result in zip(indices, reduced, strict=True):
                 results[i] = result
         return results
 
@@ -184,7 +186,8 @@ class RingAllReduce(ScheduledOps):
     Parameters
     ----------
     num_packs : int
-        The number of buckets of the arrays of one call; 0: arrays are not joined.
+        The arrays of one call are joined, and reduced in this number of equal parts; 0: arrays are
+        not joined.
 
     Raises
     ------
@@ -258,9 +261,8 @@ class NcclAllReduce(_OfDevices):
     Parameters
     ----------
     num_packs : int
-        The number of buckets of the arrays of one call; 0: arrays are not joined. With 1, the options'
-        ``bytes_per_pack`` is used if it is set. `Optimizer.minimize` sets it, so that reductions
-        overlap with the computation of other gradients.
+        As in `RingAllReduce`. With 1, the options' ``bytes_per_pack`` is used if it is set.
+        `Optimizer.minimize` sets it, so that reductions overlap with the computation of other gradients.
 
     Raises
     ------

@@ -48,8 +48,8 @@ class AggregatingVariable(MirroredVariable):
         """Return the value on the device of the replica that reads it; counters stay on the host."""
         tensor = super()._read()
         context = self._replica_context()
-        counts = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA and not tensor.ndim
-        if context is None or counts:
+        is_counter = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA and not tensor.ndim
+        if context is None or is_counter:
             return tensor
         central = tensor.array
         array = context.strategy.extended.devices[context.local_replica_id].place(central)
@@ -107,7 +107,7 @@ class CentralStorageStrategy(Strategy):
     Parameters
     ----------
     compute_devices : list of str, optional
-        The device of each replica; by default all visible GPUs, or the CPU as one replica.
+        The device of each replica; by default as for `MirroredStrategy`.
     parameter_device : str, optional
         The device of variables; by default the CPU, or a single compute device.
 
@@ -115,6 +115,8 @@ class CentralStorageStrategy(Strategy):
     ------
     AssertionError
         A device is named twice.
+    RuntimeError
+        The devices belong to several machines.
     ValueError
         This machine has no such device.
     """

@@ -35,6 +35,8 @@ class CommunicationOptions:
 
     Raises
     ------
+    TypeError
+        ``bytes_per_pack`` or ``timeout_seconds`` is not a number.
     ValueError
         A value is out of range or unknown.
     """
@@ -76,7 +78,7 @@ class CommunicationOptions:
             return NotImplemented
         return vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it can be changed
+    __hash__ = None  # type: ignore[assignment]  # the attributes can be changed
 
     def __repr__(self) -> str:
         return (

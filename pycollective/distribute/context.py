@@ -156,15 +156,15 @@ class Scope:
 
     def __exit__(self, *exc_info: object) -> None:
         entries, modes = state.entries, state.modes
-        mine = [i for i, entry in enumerate(entries) if entry.scope is self]
-        if not mine:
+        indices = [i for i, entry in enumerate(entries) if entry.scope is self]
+        if not indices:
             raise RuntimeError(
                 f"this thread has not entered the scope of {self._strategy}, or an error has ended the "
                 "scope. Exit each scope once, in the thread that entered it"
             )
-        entry = entries[mine[-1]]
+        entry = entries[indices[-1]]
         if entry.creators_inside is entry.creators_before:
-            del entries[mine[-1]]
+            del entries[indices[-1]]
             return
         if entry.mode is not None and modes[-1] is not entry.mode:
             # A replica function exits the scope in which its run began; the run still needs it.
@@ -173,12 +173,12 @@ class Scope:
         del modes[entry.depth :]
         creators.stack = entry.creators_before
         if proper:
-            del entries[mine[-1]]
+            del entries[indices[-1]]
             return
         # Scopes inside this one end with it, so that no state of theirs remains.
-        if any(inner.scope is state.set_scope for inner in entries[mine[-1] :]):
+        if any(inner.scope is state.set_scope for inner in entries[indices[-1] :]):
             state.set_scope = None
-        del entries[mine[-1] :]
+        del entries[indices[-1] :]
         raise RuntimeError(_nesting_message("Variable creator"))
 
 
@@ -251,7 +251,7 @@ _locks_guard = threading.Lock()
 
 @contextmanager
 def created_once(owner: Any) -> Iterator[None]:
-    """Create an object's variables once for all replicas, in the thread of the first one.
+    """Create an object's variables once for all replicas, in the thread that enters the block first.
 
     Replicas run at the same time and share layers, optimizers and metrics. The block holds the
     owner's re-entrant lock. Variables made in it belong to all replicas::

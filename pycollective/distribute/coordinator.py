@@ -165,11 +165,11 @@ class ClusterCoordinator:
         Raises
         ------
         TypeError
-            ``fn`` was not made by ``tf.function``; ``args`` is not a list or tuple;
-            ``kwargs`` is not a dict.
+            ``fn`` was not made by ``tf.function``; ``args`` is not a list or tuple; ``kwargs`` is not
+            a dict; ``steps_per_call`` is not a whole number.
         ValueError
-            An argument is a `RemoteValue`, or has too few values for the workers; ``steps_per_call`` is
-            less than 1.
+            An argument is a `RemoteValue`, or a `PerWorkerValues` without one value for each worker;
+            ``steps_per_call`` is less than 1.
         RuntimeError
             This is a scheduled function.
         Exception
@@ -200,7 +200,7 @@ class ClusterCoordinator:
         return closure.value
 
     def _sample(self) -> None:
-        """Add the servers' load to the timelines of this process, and drop variables on servers."""
+        """Add the servers' load to this process's timelines; tell the servers of dropped variables."""
         self._sampled = time.monotonic()
         if self.strategy.extended.servers is not None:
             self.strategy.extended.servers.tell_dropped()
@@ -244,7 +244,7 @@ class ClusterCoordinator:
             if kind != "iterator" or not isinstance(number, int):
                 raise ValueError(f"a value of kind {kind!r}")
             for key in [key for key in iterators if key[0] == dataset and key[1] < oldest]:
-                del iterators[key]  # the program has it no more
+                del iterators[key]  # the program no longer has this iterator
             if not 0 <= dataset < len(self._datasets):
                 assert server.chief is not None
                 return _ElementsOfChief(server.chief, (dataset, number))
@@ -289,8 +289,8 @@ class ClusterCoordinator:
         Raises
         ------
         UnavailableError
-            A parameter server in another process is lost, or all workers have been for a minute. Every
-            later call raises this error.
+            A parameter server in another process is lost; every later call raises this error, too. Or
+            no worker has been connected for a minute.
         DeadlineExceededError
             Functions run or wait after ``timeout`` seconds; by default there is no limit.
         """
@@ -348,6 +348,13 @@ class ClusterCoordinator:
 
         The worker's function is scheduled again. Its thread runs to the end of the function, whose
         result is dropped. The new worker makes its own iterators.
+
+        Raises
+        ------
+        ValueError
+            There is no such worker.
+        NotAvailableError
+            The workers are other processes.
         """
         workers = self.strategy.extended.num_parameter_workers
         if not 0 <= worker < workers:

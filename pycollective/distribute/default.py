@@ -88,7 +88,7 @@ def default_strategy() -> _DefaultStrategy:
 
 def get_strategy() -> Strategy:
     """Return the current strategy: the default one outside every scope."""
-    mode: Any = current_mode()  # typed by protocols, which only the classes below implement
+    mode: Any = current_mode()  # the fields of a mode are typed by protocols
     strategy: Strategy = default_strategy() if mode is None else mode.strategy
     return strategy
 

@@ -1,7 +1,8 @@
 """Logical devices of this machine, by TensorFlow's names.
 
 ``"cpu:0"``, ``"cpu:1"``, … are replicas on the same processor. A GPU can have several logical devices
-(`config.set_logical_device_configuration`). `Device.processor` is CUDA's number of a device.
+(`config.set_logical_device_configuration`). For a GPU, `Device.processor` is CUDA's
+number.
 """
 
 from __future__ import annotations

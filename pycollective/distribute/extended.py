@@ -163,7 +163,7 @@ class StrategyExtended(Replicas):
         var : Variable
             A variable of this strategy.
         fn : callable
-            Called once for each component, which its reads and assignments use.
+            Called once for each component; reads and assignments in the call use this component.
         args, kwargs
             Arguments; distributed values are replaced by the replica's component.
         group : bool

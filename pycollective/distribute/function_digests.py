@@ -41,7 +41,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 def digest_of(function: Any) -> str:
     """Return a digest of a function and of all that it uses, equal in processes of one program.
 
-    The digest has the program's own functions and classes that the code names, their default
+    The digest covers the program's own functions and classes that the code names, their default
     arguments, captured values, and globals. Numbers and texts count by value, also in lists, tuples,
     sets and dicts. Other objects count by their type. Libraries are not compared.
     """
@@ -55,7 +55,7 @@ def digest_of(function: Any) -> str:
 
 
 def globals_of(function: Any) -> list[str]:
-    """Return the names of the globals in a function's digest that are no functions or classes."""
+    """Return the names of the globals in a digest that are no functions, classes or modules."""
     return sorted(_Reached(function).globals)
 
 
@@ -85,7 +85,7 @@ class _Reached:
         self.globals: set[str] = set()
         #: The values to add, each with the names that the code uses: attributes of a module.
         self._pending: deque[tuple[Any, tuple[str, ...]]] = deque()
-        #: The values that were added, with their numbers. The references keep the ids.
+        #: The values that were added, with their numbers. The references keep the ids unique.
         self._known: dict[Any, tuple[int, Any]] = {}
         function = getattr(function, "python_function", function)
         if isinstance(function, types.FunctionType):
@@ -173,7 +173,7 @@ class _Reached:
             return
         self._pending.extend((base, ()) for base in value.__bases__)
         for name, part in sorted(vars(value).items()):
-            # Python sets other attributes with underscores, such as those with numbers of lines.
+            # Python sets other attributes with underscores, such as those with line numbers.
             if not name.startswith("__") or isinstance(part, (types.FunctionType, *_PARTS)):
                 self.texts.append(name)
                 self._pending.append((part, ()))
@@ -207,8 +207,8 @@ def _globals_in(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _text_of(code: types.CodeType) -> str:
-    """Return a code as a text without the path and the numbers of lines."""
-    if "__firstlineno__" in code.co_names:  # the body of a class, which sets its number of the line
+    """Return a code object as a text, without its path and line numbers."""
+    if "__firstlineno__" in code.co_names:  # the body of a class, which sets its line number
         return repr(code.co_names)
     parts = (
         code.co_code,

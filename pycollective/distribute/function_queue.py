@@ -48,7 +48,6 @@ from pycollective.tensor.variable import creators
 #: The number of functions that wait for a worker before `schedule` waits, as in TensorFlow.
 _QUEUE_SIZE = 262_144
 
-
 #: Seconds that a lost worker has to return, as in TensorFlow, and seconds without any worker until an
 #: error.
 _RECOVERY, _NO_WORKER = 3600.0, 60.0
@@ -106,7 +105,7 @@ def called(message: dict[str, Any]) -> Any:
 
 
 def no_name(token: list[Any]) -> NoReturn:
-    """Raise ValueError for a value that is sent by its name; a result cannot have one."""
+    """Raise ValueError: a result cannot have a value that is sent by its name."""
     raise ValueError(f"a result of kind {token[0]!r}")
 
 
@@ -135,7 +134,8 @@ class Closure:
                     f"PerWorkerValues needs a value for each of the {workers} workers, and has "
                     f"{leaf.count}"
                 )
-        #: True if this process replaces values of the arguments. A worker process has its iterators.
+        #: True if this process replaces values of the arguments. In a cluster, iterators are not
+        #: replaced: each worker process has its own.
         self._differs = any(
             isinstance(leaf, PerWorkerValues)
             and not (in_cluster and isinstance(leaf, PerWorkerIterator))
@@ -145,20 +145,20 @@ class Closure:
         self.message: tuple[dict[str, Any], list[Any]] | None = None
         if in_cluster:
             # The values of any worker are enough: `call_of` raises the same errors for each.
-            own = self._arguments_on(Worker(0)) if self._differs else self.arguments
-            self.message = call_of(function, own)
+            arguments = self._arguments_on(Worker(0)) if self._differs else self.arguments
+            self.message = call_of(function, arguments)
 
     def _arguments_on(self, worker: Worker) -> Any:
         """Return the arguments for a worker."""
         if not self._differs:
             return self.arguments
-        keeps = PerWorkerIterator if self.strategy.extended.tasks is not None else ()
+        kept = PerWorkerIterator if self.strategy.extended.tasks is not None else ()
 
-        def own(value: Any) -> Any:
-            replaced = isinstance(value, PerWorkerValues) and not isinstance(value, keeps)
+        def value_on_worker(value: Any) -> Any:
+            replaced = isinstance(value, PerWorkerValues) and not isinstance(value, kept)
             return value.on(worker) if replaced else value
 
-        return nest.map_structure(own, self.arguments)
+        return nest.map_structure(value_on_worker, self.arguments)
 
     def run(self, worker: Worker, spins: bool) -> Any:
         """Call the function on a worker, and return its result; ``spins`` as in `Link.receive`."""
@@ -228,7 +228,7 @@ class FunctionQueue:
         self._chief = chief
         self._process = os.getpid()
         # The garbage collector may call close() in a thread that holds the lock.
-        # `with` of the lock itself costs no call in Python.
+        # Blocks take the lock and not a condition, whose methods are written in Python.
         self._lock = threading.RLock()
         self._work, self._changed = (threading.Condition(self._lock) for _ in range(2))
         self._closures: deque[Closure] = deque()
@@ -237,9 +237,9 @@ class FunctionQueue:
         self._closed = False
         self._divided: shared_among | None = None
         self._fatal: BaseException | None = None
-        #: The last error with the reason that no worker was connected.
+        #: The last error that was stored because no worker was connected.
         self._no_worker: BaseException | None = None
-        #: The last time at which the program's own thread has begun to run a function.
+        #: The last time at which the program's own thread began to run a function.
         self._own_thread_ran_at = -math.inf
         #: The worker whose thread polls for functions.
         self._poller: Worker | None = None
@@ -247,7 +247,7 @@ class FunctionQueue:
             Worker(number, None if chief is None else chief.worker(number))
             for number in range(workers)
         ]
-        for worker in self._workers:  # some may begin later
+        for worker in self._workers:  # some processes may begin later
             worker.disconnected = chief is not None and worker.link is None
         #: The last time at which a worker in another process was connected, as far as is known.
         self._had_worker_at = time.monotonic()
@@ -408,8 +408,9 @@ class FunctionQueue:
     def _run_now(self, closure: Closure) -> None:
         """Run a waiting function in this thread, in the place of an idle worker's thread.
 
-        This saves two context switches. The method only returns if the function has begun, is not the
-        first one, or if there is no idle worker.
+        This saves two context switches. The method does nothing if the function has begun or is not the
+        first one, or if no worker is idle. Without other processes, it also does nothing in a thread
+        with a scope or a tape.
         """
         if self._chief is None and not is_plain_thread():
             return
@@ -516,7 +517,7 @@ class FunctionQueue:
                 time.sleep(0.2)
                 self._check_workers(error)
                 continue
-            worker.made.clear()
+            worker.iterators.clear()
             with self._lock:
                 worker.disconnected = False
                 if self._error is self._no_worker:

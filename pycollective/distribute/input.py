@@ -39,7 +39,7 @@ from pycollective.tensor import Tensor
 class _Parts:
     """The mini-batches of this worker, before the workers agree on the end of the data.
 
-    Attributes
+    Parameters
     ----------
     extended : StrategyExtended
         The replicas.
@@ -184,7 +184,7 @@ class DistributedIterator(NextElements):
         Raises
         ------
         StopIteration
-            No replica of any worker has data.
+            No replica of any worker has data, or one has none and incomplete steps are dropped.
         ValueError
             This is a replica function.
         """
@@ -224,10 +224,10 @@ class DistributedIterator(NextElements):
         if len(given) < len(parts):
             specs = self._parts.specs
             count = len(parts) // len(specs)
-            for place, part in enumerate(parts):
+            for replica, part in enumerate(parts):
                 if part is None:
-                    empty = _empty(specs[place // count], self._like)
-                    parts[place] = self._parts.place(place, empty, Device.place)
+                    empty = _empty(specs[replica // count], self._like)
+                    parts[replica] = self._parts.place(replica, empty, Device.place)
         if len(parts) == 1 and not self._parts.across_workers:
             return _mapped(Tensor, parts)
         return _mapped(lambda *leaves: PerReplica(tuple(map(Tensor, leaves))), parts)

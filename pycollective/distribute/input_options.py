@@ -78,6 +78,11 @@ class InputOptions(_InputOptions):
         True: batches are copied to the replicas' devices without prefetching. Datasets run on the host.
     experimental_per_replica_buffer_size : int
         The number of prefetched batches of each replica.
+
+    Raises
+    ------
+    ValueError
+        ``experimental_per_replica_buffer_size`` is less than 1.
     """
 
     __slots__ = ()

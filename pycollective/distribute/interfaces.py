@@ -1,4 +1,4 @@
-"""Protocols of strategies, for the modules below `strategy` and `replica_context`."""
+"""Protocols of strategies, for the modules that `strategy` and `replica_context` import."""
 
 from __future__ import annotations
 

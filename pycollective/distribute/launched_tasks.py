@@ -36,9 +36,9 @@ def cluster_of_launcher(servers: int) -> tuple[ClusterSpec, str, int] | None:
         # A rank of another host sees this one's address. Without such a rank all are on one host.
         others = [text.decode() for text in every.reshape(-1, member.size)[:, member.rank] if text]
         host = others[0].rpartition(":")[0] or others[0] if others else "127.0.0.1"
-        own = np.array([reserved_address(host)], f"S{_BYTES}")
-        all_own = group.all_gather(own.view(np.uint8)).view(f"S{_BYTES}")
-        addresses = [text.decode() for text in all_own.ravel()]
+        address = np.array([reserved_address(host)], f"S{_BYTES}")
+        all_addresses = group.all_gather(address.view(np.uint8)).view(f"S{_BYTES}")
+        addresses = [text.decode() for text in all_addresses.ravel()]
     jobs = {"ps": addresses[1 : 1 + servers], "worker": addresses[1 + servers :]}
     if member.rank == 0:
         return ClusterSpec(jobs), "chief", 0

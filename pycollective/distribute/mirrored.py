@@ -67,7 +67,7 @@ class MirroredExtended(StrategyExtended):
         self._mixed = len({device.kind for device in devices}) > 1
 
     def start_afresh(self) -> None:
-        """Create the locks, threads and communicators, in a copy again."""
+        """Create the locks, threads and communicators, also in a copy or in a forked process."""
         super().start_afresh()
         self._communicators: list[Communicator] = []
         self._reducers: list[GradientReducer] = []
@@ -96,8 +96,8 @@ class MirroredExtended(StrategyExtended):
 
     def _reducer_of(self, context: AnyContext) -> GradientReducer:
         if not self._reducers:
-            if self.num_local_replicas > 1:  # another replica has failed
-                raise RuntimeError("another replica failed, so that this one must end")
+            if self.num_local_replicas > 1:
+                raise RuntimeError("another replica failed, so this one must end")
             self._reducers = [self._reducer(None)]
         return self._reducers[context.local_replica_id]
 
@@ -127,7 +127,7 @@ class MirroredExtended(StrategyExtended):
         return self.cross_device_ops
 
     def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
-        """Return the sum or mean of the replicas' arrays, if they are on the host.
+        """Return the sum or mean of the replicas' arrays if they are on the host, else None.
 
         The destination differs from the replicas' devices, so the strategy's operations are not used.
         """
@@ -158,11 +158,11 @@ class MirroredExtended(StrategyExtended):
         results: list[Any] = [None] * len(arrays)
         ints = [i for i, array in enumerate(arrays) if array.dtype == np.int32]
         others = [i for i, array in enumerate(arrays) if array.dtype != np.int32]
-        for ops, places in ((self._one_device, ints), (self.cross_device_ops, others)):
-            if places:
-                mine = [arrays[i] for i in places]
-                reduced = self._reduce_by(ops, context, reduce_op, mine, options)
-                for i, array in zip(places, reduced, strict=True):
+        for ops, indices in ((self._one_device, ints), (self.cross_device_ops, others)):
+            if indices:
+                selected = [arrays[i] for i in indices]
+                reduced = self._reduce_by(ops, context, reduce_op, selected, options)
+                for i, array in zip(indices, reduced, strict=True):
                     results[i] = array
         return results
 
@@ -257,7 +257,8 @@ class MirroredStrategy(Strategy):
     RuntimeError
         The devices belong to several machines.
     ValueError
-        A device does not exist, or ``cross_device_ops`` is not a `CrossDeviceOps`.
+        A device does not exist, ``devices`` is empty, or ``cross_device_ops`` is not a
+        `CrossDeviceOps`.
 
     Notes
     -----

@@ -45,7 +45,7 @@ JOIN_TIMEOUT = launch.JOIN_TIMEOUT
 PATIENCE = 30.0
 _RENDEZVOUS_SECONDS = 30.0
 _ATTEMPTS = 10
-"""Most failed rendezvous in a row, not counting one for each worker and each new process."""
+"""The most failed rendezvous in a row; each worker and each new process adds one."""
 
 
 class MultiWorkerExtended(MirroredExtended):
@@ -89,8 +89,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     communication_options : CommunicationOptions, optional
         Hints for all reductions. Its timeout is the deadline of each call.
     devices : sequence of str, optional
-        The devices of this worker's replicas, as for `MirroredStrategy`: by default all visible GPUs,
-        or the CPU as one replica. Every worker must have the same number.
+        The devices of this worker's replicas, with the default and the errors of `MirroredStrategy`.
+        Every worker must have the same number.
     rendezvous_timeout : float
         Seconds to wait for all workers. Every ten seconds the log names the missing workers.
 
@@ -102,6 +102,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         different numbers of replicas.
     RendezvousError
         Workers are missing at the deadline, or their secrets differ.
+    ImportError
+        ``communication_options`` ask for MPI, and mpi4py is not installed.
 
     Notes
     -----
@@ -147,7 +149,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             else:
                 found = resolver if sources else None
                 member = membership_of(found, here=True, listens=listens, environ=os.environ)
-        # A resolver may set CUDA_VISIBLE_DEVICES, so this comes after it.
+        # A resolver may set CUDA_VISIBLE_DEVICES, so the devices are parsed afterwards.
         local = parse_devices(devices)
         options = _available(options, local)
         task = (resolver.task_type, resolver.task_id)
@@ -179,7 +181,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             begin = time.monotonic()
             communicator = on_mpi or join_workers(member, rendezvous_timeout)
             left = rendezvous_timeout - (time.monotonic() - begin)
-            # All workers are present; a late one still gets time for the rest.
+            # All workers have joined. If one came late, the exchange below still gets time.
             left = max(left, min(rendezvous_timeout, _RENDEZVOUS_SECONDS))
             workers = _workers_of(communicator, member, len(local), left)
             _log.info("Cluster is ready.")
@@ -227,7 +229,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         RendezvousError
             Fewer than ``min_workers`` join.
         Exception
-            The error of ``train_fn``, unless it reports a lost worker.
+            The error of ``train_fn``, except `PeerLostError`, `AbortedError` and
+            `CollectiveTimeoutError`.
         """
         member = self._member
         if member is None:
@@ -261,7 +264,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
 
     def close(self) -> None:
-        """Leave the group of workers, as at the end of the process; the strategy cannot be used then."""
+        """Leave the group of workers, as at the end of the process; do not use the strategy any more."""
         self.extended.workers.close()
 
 
@@ -330,13 +333,13 @@ def _rejoin(
 ) -> Workers:
     """Join a new group; repeat the rendezvous if a worker is lost meanwhile."""
     attempts = _ATTEMPTS + member.size + admissions.limit
-    for again in range(attempts):
+    for attempt in range(attempts):
         communicator = _rendezvous(member, least, patience, admissions)
         try:
             return _workers_of(communicator, member, replicas, patience + _RENDEZVOUS_SECONDS)
         except CollectiveError as error:
             communicator.close()
-            if again == attempts - 1:
+            if attempt == attempts - 1:
                 raise
             _log.warning("another rendezvous after: %s", error)
     raise AssertionError("the last rendezvous returns or raises")

@@ -54,7 +54,7 @@ _log = logging.getLogger("pycollective")
 #: The minimum bytes of a shard of the partitioner "balanced".
 _LEAST_SHARD = 256 << 10
 
-#: The elements of an initial value above which there is a warning, as in TensorFlow.
+#: The number of elements of an initial value above which there is a warning, as in TensorFlow.
 _LARGE = 10**9
 
 
@@ -89,10 +89,10 @@ class _ParameterServerExtended(StrategyExtended):
         self._placed = 0
         #: The bytes that were assigned to each server.
         self._bytes = [0] * servers
-        #: Without a cluster: for each server, the number of its variables, and their bytes; and what
-        #: to add for variables that the program has dropped. The garbage collector may add to the list
-        #: in a thread that holds a lock.
+        #: Without a cluster: for each server, the number of its variables, and their bytes.
         self._loads = [(0, 0)] * servers
+        #: The changes of the loads by variables that the program has dropped. The garbage collector may
+        #: append a change in a thread that holds a lock.
         self._ended: deque[tuple[int, int, int]] = deque()
 
     def start_afresh(self) -> None:
@@ -113,7 +113,7 @@ class _ParameterServerExtended(StrategyExtended):
             )
 
     def load(self) -> dict[str, dict[str, int]]:
-        """Return the load of each server: its variables, and in a cluster its updates and bytes."""
+        """Return the variables of each server and their bytes; in a cluster also updates and traffic."""
         while self._ended:
             self._add_load(*self._ended.popleft())
         names = ("variables", "bytes", "updates", "bytes sent", "bytes received")
@@ -166,8 +166,8 @@ class _ParameterServerExtended(StrategyExtended):
         servers = []
         for n, length in enumerate(lengths):
             size = row * (length or (*shape, 1)[0])
-            own_name = f"{name}/{n}" if n else name
-            servers.append(self._next_server(own_name, size, *owners[n : n + 1]))
+            shard_name = f"{name}/{n}" if n else name
+            servers.append(self._next_server(shard_name, size, *owners[n : n + 1]))
         if len(servers) == 1:
             return self._on_server(next_creator(**kwargs), servers[0], *owners[:1])
         if not by_parts and math.prod(shape) > _LARGE:
@@ -186,15 +186,15 @@ class _ParameterServerExtended(StrategyExtended):
                 value = initial(partition_shape=part, partition_offset=offset)
             else:
                 value = Tensor(initial.array[begin : begin + length])
-            own = {**kwargs, "initial_value": value, "shape": part, "name": f"{name}/part_{number}"}
-            shards.append(
-                self._on_server(next_creator(**own), server, *owners[number : number + 1])
-            )
+            shard_name = f"{name}/part_{number}"
+            changed = {**kwargs, "initial_value": value, "shape": part, "name": shard_name}
+            shard = next_creator(**changed)
+            shards.append(self._on_server(shard, server, *owners[number : number + 1]))
             begin += length
         return ShardedVariable(shards, name)
 
     def _lengths(self, shape: TensorShape, dtype: Any) -> list[int]:
-        """Return the number of rows of each shard, from the partitioner."""
+        """Return the number of rows of each shard, from the partitioner; ``[0]`` without shards."""
         if self._partitioner is None or not len(shape):
             return [0]
         counts = self._partitioner(shape=shape, dtype=dtype)
@@ -220,7 +220,7 @@ class _ParameterServerExtended(StrategyExtended):
         return [shards, *[1] * (len(shape) - 1)]
 
     def _next_server(self, name: str, size: int, beside: Variable | None = None) -> int:
-        """Return the server of a new variable, with ``beside`` that of another one; count its bytes."""
+        """Return the server of a new variable, which is that of ``beside`` if given; count the bytes."""
         if beside is None and self.started and self.servers is not None:
             return self.servers.server_of(name)
         with self._placing:
@@ -250,8 +250,10 @@ class _ParameterServerExtended(StrategyExtended):
         if like.ndim > 1 and like.nbytes >= ROWS_FROM and like.dtype.kind in "fV":
             variable._by_rows, variable._like = True, of_one_element(like)
         # Counters and sums must lose no addition, so they keep their locks.
-        counts = variable.synchronization is VariableSynchronization.ON_READ or not variable.ndim
-        variable._lock_free = self._lock_free and not counts
+        keeps_lock = (
+            variable.synchronization is VariableSynchronization.ON_READ or not variable.ndim
+        )
+        variable._lock_free = self._lock_free and not keeps_lock
         if (
             variable._lock_free
             and self.servers is not None
@@ -277,8 +279,8 @@ class _ParameterServerExtended(StrategyExtended):
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
         """Create variables in the block on the server of a variable of this strategy.
 
-        They have no shards, except for a variable in the shape of a `ShardedVariable`, which gets the
-        same shards on the same servers.
+        The new variables have no shards. One in the shape of a `ShardedVariable` is an exception, and
+        gets the same shards on the same servers.
         """
         with super().colocate_vars_with(colocate_with_variable):
             before, this_thread.beside = this_thread.beside, colocate_with_variable
@@ -357,7 +359,9 @@ class ParameterServerStrategy(Strategy):
     ValueError
         The cluster has no parameter server, no worker or a task of unknown type. It does not have this
         task. A parameter server's address has port 0. There is no worker or no server.
-        ``consistency`` is unknown.
+        ``consistency`` is unknown. ``recover`` is True without a ``snapshot_dir``.
+    TypeError
+        ``cluster_resolver``, ``variable_partitioner`` or a number has another type.
     """
 
     extended: _ParameterServerExtended

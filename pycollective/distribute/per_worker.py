@@ -38,7 +38,9 @@ class Worker:
         self.link = link
         self.closure: Any = None
         self.retired = self.disconnected = False
-        self.made: weakref.WeakKeyDictionary[PerWorkerIterator, Any] = weakref.WeakKeyDictionary()
+        self.iterators: weakref.WeakKeyDictionary[PerWorkerIterator, Any] = (
+            weakref.WeakKeyDictionary()
+        )
 
 
 class ClosureInputError(Exception):
@@ -79,7 +81,9 @@ class RemoteValue:
         Raises
         ------
         CancelledError
-            The function was cancelled, because another one had failed.
+            The function was cancelled: another one failed, or the program cancelled it.
+        RuntimeError
+            This is a scheduled function.
         Exception
             The error of the function.
         """
@@ -132,8 +136,8 @@ class PerWorkerValues:
 class PerWorkerIterator(PerWorkerValues):
     """An iterator for each worker, which the worker makes when a function first needs it.
 
-    A worker that takes the place of a lost one makes its own iterator. ``name`` has the numbers of
-    the dataset, and of this iterator among those of the dataset, which are equal in all processes.
+    A worker that takes the place of a lost one makes its own iterator. ``name`` has the dataset's
+    number, and this iterator's number among those of the dataset. Both are equal in all processes.
     """
 
     def __init__(
@@ -155,16 +159,16 @@ class PerWorkerIterator(PerWorkerValues):
 
     def on(self, worker: Worker) -> Any:
         """Return the worker's iterator; raise ClosureInputError if it cannot be made."""
-        made = worker.made.get(self)
-        if made is None:
+        found = worker.iterators.get(self)
+        if found is None:
             try:
-                made = self._make()
+                found = self._make()
             except BaseException as error:
-                made = ClosureInputError(error)
-            worker.made[self] = made
-        if isinstance(made, ClosureInputError):
-            raise made
-        return made
+                found = ClosureInputError(error)
+            worker.iterators[self] = found
+        if isinstance(found, ClosureInputError):
+            raise found
+        return found
 
     def __iter__(self) -> PerWorkerIterator:
         return self

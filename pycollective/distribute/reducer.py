@@ -38,7 +38,7 @@ from pycollective.distribute.reduce_op import ReduceOp, finished, work_dtype
 from pycollective.nccl import device
 from pycollective.workspace import workspace
 
-_PLANS = 16
+_MAX_PLANS = 16
 
 
 class Rules(Protocol):
@@ -106,10 +106,10 @@ class Bucket:
         source: Array,
         target: Array,
         timeout: float | None,
-        later: bool,
+        asynchronous: bool,
     ) -> list[Work[Any]]:
         """All-reduce a flat array into another one; return the calls that have not finished."""
-        if self.parts == 1 and timeout is None and not later:
+        if self.parts == 1 and timeout is None and not asynchronous:
             # With these arguments alone the compiled fast path takes the call.
             result: Any = communicator.all_reduce(
                 source, self.op, out=target, algorithm=self.algorithm
@@ -118,12 +118,12 @@ class Bucket:
         unfinished: list[Work[Any]] = []
         for first, last in parts_of(source.size, self.parts):
             part = target[first:last]
-            result = communicator.all_reduce(  # type: ignore[call-overload]  # later is not a literal
+            result = communicator.all_reduce(  # type: ignore[call-overload]  # async_op is not a literal
                 source[first:last],
                 self.op,
                 out=part,
                 algorithm=self.algorithm,
-                async_op=later,
+                async_op=asynchronous,
                 timeout=timeout,
             )
             if result is not part:
@@ -303,7 +303,7 @@ class GradientReducer:
                 return plan
         merged = self._options.merge(options)
         plan = BucketPlan(self._rules, likes, op, merged, self._first, self._ranks, self._mixed)
-        self._known = [(op, hints, arrays, plan), *self._known[: _PLANS - 1]]
+        self._known = [(op, hints, arrays, plan), *self._known[: _MAX_PLANS - 1]]
         return plan
 
     def _follows_streams(self, options: CommunicationOptions) -> bool:
@@ -349,7 +349,7 @@ class GradientReduction:
         self._plan = plan
         self._likes = likes
         self._merge = merge
-        #: True if this rank begins the second level of each bucket after the first one.
+        #: True if this rank begins second levels early. Else they begin at the merge point.
         self._leads = early and reducer._second is not None and reducer._first.rank == 0
         self._arrays: list[Any] = [None] * len(likes)
         self._missing = [len(bucket.indices) for bucket in plan.buckets] if early else []
@@ -366,7 +366,7 @@ class GradientReduction:
         self._arrays[index] = prepared(array, plan.stays)
         missing[plan.bucket_of[index]] -= 1
         while len(self._begun) < len(missing) - 1 and not missing[len(self._begun)]:
-            self._begin_next(later=True)
+            self._begin_next(asynchronous=True)
 
     def add_all(self, arrays: Sequence[Array]) -> None:
         """Add all arrays, in order, to a reduction without arrays."""
@@ -382,7 +382,7 @@ class GradientReduction:
         """Wait for all buckets, and return the results in the order of the indices."""
         reducer, buckets = self._reducer, self._plan.buckets
         while len(self._begun) < len(buckets):
-            self._begin_next(later=False)
+            self._begin_next(asynchronous=False)
         if reducer._second is None:
             return self._results()
         if self._leads:
@@ -392,8 +392,8 @@ class GradientReduction:
         )
         return results
 
-    def _begin_next(self, later: bool) -> None:
-        """Begin the next bucket; with ``later`` by an asynchronous call."""
+    def _begin_next(self, asynchronous: bool) -> None:
+        """Begin the next bucket."""
         reducer, bucket = self._reducer, self._plan.buckets[len(self._begun)]
         source, target = bucket.joined([self._arrays[i] for i in bucket.indices])
         for i in bucket.indices:
@@ -401,7 +401,7 @@ class GradientReduction:
         if self._leads:
             # The order of the calls must not depend on the time at which a sum is complete.
             self._send_on()
-        works = bucket.reduce(reducer._first, source, target, self._plan.timeout, later)
+        works = bucket.reduce(reducer._first, source, target, self._plan.timeout, asynchronous)
         self._begun.append((target, works))
         if self._leads and array_backend.is_on_gpu(target):
             self._send_on()  # a stream waits for the sum, and not the host
@@ -415,9 +415,9 @@ class GradientReduction:
             if self._leads:
                 self._reducer.has_reached_workers = True
                 with self._reducer._beside(works, total):
-                    works = bucket.reduce(second, total, total, timeout, later=True)
+                    works = bucket.reduce(second, total, total, timeout, asynchronous=True)
             else:
-                works = bucket.reduce(second, total, total, timeout, later=False)
+                works = bucket.reduce(second, total, total, timeout, asynchronous=False)
             self._begun[self._sent] = total, works
             self._sent += 1
 

@@ -108,12 +108,14 @@ class ReplicaContext:
 
         Raises
         ------
+        TypeError
+            ``reduce_op`` is not a reduction.
         MismatchError
             Shapes or dtypes differ between the replicas.
         CollectiveTimeoutError
             A replica does not make the call within ``strategy.extended.timeout`` seconds.
         RuntimeError
-            Another replica ends without the call.
+            Another replica ends without the call, or this object is not this thread's replica context.
         """
         op = ReduceOp.of(reduce_op)
         self._require_here()
@@ -126,8 +128,8 @@ class ReplicaContext:
         reduced = extended.reduce_in_replica(self, op, [t.array for t in inputs], options)
 
         # The gradient of a sum over the replicas is the sum of the replicas' gradients.
-        def backward(here: AnyContext, gradients: list[Array]) -> list[Array]:
-            return extended.reduce_in_replica(here, op, gradients, options)
+        def backward(context: AnyContext, gradients: list[Array]) -> list[Array]:
+            return extended.reduce_in_replica(context, op, gradients, options)
 
         results: list[Any] = list(leaves)
         for i, result in zip(dense, self._recorded(reduced, inputs, backward), strict=True):
@@ -185,8 +187,8 @@ class ReplicaContext:
 
         # Every replica's result contains this replica's value, so its gradient is its slice of the sum
         # of all replicas' gradients.
-        def backward(here: AnyContext, gradients: list[Array]) -> list[Array]:
-            sums = extended.reduce_in_replica(here, ReduceOp.SUM, gradients, options)
+        def backward(context: AnyContext, gradients: list[Array]) -> list[Array]:
+            sums = extended.reduce_in_replica(context, ReduceOp.SUM, gradients, options)
             return [total[places[i]] for i, total in zip(floats, sums, strict=True)]
 
         results = self._recorded([whole for whole, _ in gathered], inputs, backward)
@@ -209,13 +211,13 @@ class ReplicaContext:
             return results
 
         def vjp(gradients: tuple[Array, ...], _need: tuple[bool, ...]) -> Sequence[Any]:
-            here = self._current()
-            if here is None or here.strategy is not self.strategy:
+            context = self._current()
+            if context is None or context.strategy is not self.strategy:
                 raise RuntimeError(
                     "the gradient of a collective needs all replicas: call gradient() in the "
                     "function that Strategy.run calls"
                 )
-            return backward(here, list(gradients))
+            return backward(context, list(gradients))
 
         recorded = record_many([arrays[i] for i in floats], tuple(inputs[i] for i in floats), vjp)
         for i, result in zip(floats, recorded, strict=True):

@@ -1,9 +1,9 @@
 """Replicas as threads, with their synchronization.
 
-Replica 0 runs on the caller's thread, the others on threads that a strategy keeps. Each
-replica's thread takes part in collectives. At merge points replica 0's thread runs a function for all
-replicas. If a replica waits for a call that another one can no longer make, `ReplicaRun` raises an error
-in all replicas. After the timeout it names the replicas that the others wait for.
+Replica 0 runs on the caller's thread, the others on threads that a strategy keeps. Each replica's thread
+takes part in collectives. At merge points replica 0's thread runs a function for all replicas. If a
+replica waits for a call that another one can no longer make, `ReplicaRun` raises an error in all
+replicas. After the timeout the error names the replicas that the others wait for.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ from pycollective.tensor import (
 from pycollective.tensor.tape import paused
 from pycollective.tensor.variable import creators
 
-#: The default deadline in seconds at which replicas wait for each other.
+#: The default limit, in seconds, of a replica's wait for the others.
 DEFAULT_TIMEOUT = 600.0
 
-#: Bytes of a pack of gradients. Smaller packs cost more processor time than overlap saves
+#: Bytes of a bucket of gradients. Smaller buckets cost more processor time than overlap saves
 #: (benchmarks/gradient_overlap.py).
 GRADIENT_PACK = 4 << 20
 
@@ -61,7 +61,7 @@ class Replicas:
     """The replicas of a strategy, one on each device, and their collectives."""
 
     is_default = False
-    #: True if values that differ between replicas are wrapped. A strategy for one device does not.
+    #: True if values that differ between replicas are wrapped. A strategy for one device wraps none.
     groups_values = True
     #: True if the replicas share variables, which are then updated once.
     updates_variables_once = False
@@ -103,7 +103,7 @@ class Replicas:
         self.should_checkpoint = self.should_save_summary = workers.index == 0
 
     def start_afresh(self) -> None:
-        """Create the locks and threads, in a copy and in a forked process again."""
+        """Create the locks and threads, also in a copy or in a forked process."""
         self._process = os.getpid()
         self._threads: ReplicaThreads | None = None
         self._run_lock = threading.RLock()

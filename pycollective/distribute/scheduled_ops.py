@@ -38,7 +38,7 @@ class ScheduledOps(CrossDeviceOps):
     """
 
     algorithm: str | Algorithm
-    called: str  # in messages
+    called: str  # the name in messages
 
     def __init__(self, num_packs: int = 1) -> None:
         if num_packs < 0:
@@ -51,11 +51,11 @@ class ScheduledOps(CrossDeviceOps):
 
     def has_own_hooks(self) -> bool:
         """Return True if a subclass overrides hooks, which replace the reducer."""
-        mine, base = type(self), ScheduledOps
+        kind, base = type(self), ScheduledOps
         return not (
-            mine.reduce_implementation is base.reduce_implementation
-            and mine.batch_reduce_implementation is base.batch_reduce_implementation
-            and mine._all_reduce is base._all_reduce
+            kind.reduce_implementation is base.reduce_implementation
+            and kind.batch_reduce_implementation is base.batch_reduce_implementation
+            and kind._all_reduce is base._all_reduce
         )
 
     def buckets(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
@@ -100,7 +100,7 @@ class ScheduledOps(CrossDeviceOps):
         )
 
     def describe(self) -> str:
-        """Name the algorithm."""
+        """Return the class's name and the algorithm."""
         return f"{type(self).__name__} (algorithm {self.algorithm!r})"
 
     # In cross-replica context -------------------------------------------------------------------

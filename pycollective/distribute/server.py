@@ -162,7 +162,7 @@ class Server:
 
     @property
     def target(self) -> str:
-        """The address of this task."""
+        """The address of this task, with TensorFlow's prefix ``grpc://``."""
         return f"grpc://{self._address}"
 
     def start(self) -> None:
@@ -202,14 +202,14 @@ class Server:
         )
 
     def connected(self) -> Servers:
-        """Return a worker's connections to the parameter servers."""
+        """Connect a worker to the parameter servers, and return the connections."""
         self._servers = Servers(self._server, self._cluster.num_tasks("ps"), uncached=False)
         return self._servers
 
     def _server(self, number: int, seconds: float | None) -> Link:
         address = self._cluster.task_address("ps", number)
-        task, own = f"/job:ps/task:{number}", self._address
-        return link_to(task, address, self._title, seconds, own_address=own)
+        task = f"/job:ps/task:{number}"
+        return link_to(task, address, self._title, seconds, own_address=self._address)
 
     def work(self, run: Answer) -> NoReturn:
         """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
@@ -239,7 +239,7 @@ class Server:
                     raise SystemExit(f"{self._title}: the chief is lost: {error}") from None
 
     def _first_chief(self) -> Link | None:
-        """Wait for the chief's first connection; return None after some seconds."""
+        """Wait for the chief's first connection; return None after ``JOIN_SECONDS``."""
         until, link = time.monotonic() + JOIN_SECONDS, None
         while link is None and time.monotonic() < until:
             link = self._next_chief(None, 1.0)

@@ -111,37 +111,37 @@ class Servers:
         dropped stays in this process.
         """
         self.wait_for_lost()
-        own = ServerVariable.__new__(ServerVariable)
-        own.set_attributes(
+        view = ServerVariable.__new__(ServerVariable)
+        view.set_attributes(
             variable.trainable, variable.name, variable.synchronization, variable.aggregation
         )
         value = variable.current().array
-        own._like = of_one_element(value)
-        own._server, own._key_on_server = server, self.key_of(variable.name)
+        view._like = of_one_element(value)
+        view._server, view._key_on_server = server, self.key_of(variable.name)
         if isinstance(beside, ServerVariable):
-            own._slot_of = beside._key_on_server
-        if not self._attach(own, value):
+            view._slot_of = beside._key_on_server
+        if not self._attach(view, value):
             return variable
-        own._servers = self
+        view._servers = self
         if self.uncached:
-            key = own._key_on_server
-            weakref.finalize(own, self._dropped[server].append, key).atexit = False
-        return own
+            key = view._key_on_server
+            weakref.finalize(view, self._dropped[server].append, key).atexit = False
+        return view
 
-    def _attach(self, own: ServerVariable, value: Any) -> bool:
+    def _attach(self, variable: ServerVariable, value: Any) -> bool:
         """Find a variable on its server, or create it there with a value.
 
         Return False if the chief has dropped the variable.
         """
-        request: dict[str, Any] = {"request": "create", "key": own._key_on_server}
-        request |= {"spec": spec_of(own.like().array), "slot_of": own._slot_of}
+        request: dict[str, Any] = {"request": "create", "key": variable._key_on_server}
+        request |= {"spec": spec_of(variable.like().array), "slot_of": variable._slot_of}
         if self.uncached:
             request["keeps"] = True
         elif self.private:
             request["prepares"] = True
-        ((reply, _),) = self._call([(own._server, request, [])])
+        ((reply, _),) = self._call([(variable._server, request, [])])
         if reply.get("begun") is False:
-            link = self.links[own._server]
+            link = self.links[variable._server]
             link.close()
             raise server_lost(link, "it was started again, and the chief has not connected to it")
         if reply.get("dropped"):
@@ -149,20 +149,21 @@ class Servers:
         if reply.get("wanted"):
             if value is None:
                 raise UnavailableError(
-                    f"variable {own.name!r} is in no snapshot of {self.links[own._server].task}"
+                    f"variable {variable.name!r} is in no snapshot of "
+                    f"{self.links[variable._server].task}"
                 )
-            ((reply, _),) = self._call([(own._server, request, [value])])
-        own._number = reply["number"]
-        own._block = None
+            ((reply, _),) = self._call([(variable._server, request, [value])])
+        number = variable._number = reply["number"]
+        variable._block = None
         if "file" in reply:
             name = tuple(reply["file"])
             if name not in self._files:
                 self._files[name] = SharedFile.of(reply["file"])
             file = self._files[name]
             if file is not None:
-                array = own.like().array
-                own._block = Block(array.shape, array.dtype, own._number, file, reply["offset"])
-        self._variables[own._server][own._number] = own
+                array = variable.like().array
+                variable._block = Block(array.shape, array.dtype, number, file, reply["offset"])
+        self._variables[variable._server][number] = variable
         return True
 
     def tell_dropped(self) -> None:
@@ -186,7 +187,7 @@ class Servers:
         """Use a server that was started again, and find this task's variables in its snapshot."""
         self.links[server].close()
         self.links[server] = link
-        self._told[server] = 0  # its snapshot may be older than that
+        self._told[server] = 0  # its snapshot may still have dropped variables
         self._watch()
         variables = list(self._variables[server].values())
         for variable in variables:
@@ -231,8 +232,8 @@ class Servers:
             known = self._read[function] = weakref.WeakValueDictionary(
                 {
                     id(v): v
-                    for of in self._variables
-                    for v in list(of.values())
+                    for of_server in self._variables
+                    for v in list(of_server.values())
                     if not v._by_rows and v._block is None
                 }
             )
@@ -329,7 +330,7 @@ class Servers:
                     rows, value = value, variable._pulled.copy()
                     value[rows] = next(rest)
                 with variable._lock:
-                    # None: this thread updates it.
+                    # `_own` is None while this thread updates the variable.
                     if variable._own is not None or not variable._version:
                         variable.set_pulled(value, version)
 

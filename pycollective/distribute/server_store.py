@@ -45,7 +45,7 @@ class Store:
         self._kept: set[str] = set()
         self._dropped: set[str] = set()
         #: The workers that run the program up to the first scheduled function. Until then they can read
-        #: each variable, so that variables to drop wait.
+        #: each variable, so dropped variables wait for their removal.
         self._preparing: set[Any] = set()
         self._waiting: set[str] = set()
         #: For a variable, the keys of its slots.
@@ -60,7 +60,7 @@ class Store:
             "push": self._push,
             "update": self._update,
             "rows": self._rows,
-            "note": lambda message, arrays: ({}, []),  # `answer` has done all
+            "note": lambda message, arrays: ({}, []),  # `answer` has carried it out already
             "load": self._load,
             "find": self._find,
         }
@@ -107,7 +107,7 @@ class Store:
     def _create(
         self, message: dict[str, Any], arrays: list[Any]
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return the place of a variable; ask for its value if no task has created it.
+        """Return the number and the memory of a variable; ask for its value if no task has sent it.
 
         A worker's program may create a variable after the chief's program has dropped it. The reply
         then has ``"dropped"``.
@@ -242,7 +242,7 @@ class Store:
                     rows = block.rows_since(have)
                     found.append([version, "whole" if rows is None else "rows"])
                     values += [value.copy()] if rows is None else [rows, value[rows]]
-            except FailedPreconditionError:  # a worker has it, and no function that runs uses it
+            except FailedPreconditionError:  # dropped, so no running function uses it
                 found.append([0, "dropped"])
         return {"found": found}, values
 
@@ -271,8 +271,8 @@ class Store:
 
         The message has the optimizer, the learning rate, the number of the step, and the factor of
         weight decay. For each gradient it has the numbers of the variable and of its slots, and two
-        flags. The first one is True if the gradient is that of some rows, the second one for weight
-        decay.
+        flags. The first one is True if the gradient is that of some rows, the second one if weight
+        decay applies.
         """
         optimizer = self._optimizer(*message["rule"])
         names, rest = optimizer.slot_names(), iter(arrays)
@@ -340,7 +340,7 @@ class Store:
         return {}, values
 
     def _load(self, message: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-        """Return the number of variables, and counts of updates and of bytes sent and received."""
+        """Return the numbers of variables, their bytes, updates, bytes sent and bytes received."""
         with self._lock:
             blocks = list(self._blocks.values())
             updates = self._updates + sum(block.version - 1 for block in blocks)

@@ -88,6 +88,7 @@ class ServerVariable(Variable):
     _dropped = False
     #: The memory of the server, if this process has mapped it.
     _block: Block | None = None
+    #: This task's copy of the value; None while this thread updates the variable.
     _own: Tensor | None = None
     #: The value that was pulled. This reference makes every update copy the value first.
     _pulled: Any = None
@@ -206,7 +207,7 @@ class ServerVariable(Variable):
             if self._before is None and not self._assigned and own is not None:
                 self._before = own.array
             return
-        if own is not None or self._pulled is None:  # no update ends: the value is another one
+        if own is not None or self._pulled is None:  # an assignment, not the end of an update
             self._changes, self._part, self._before = (), None, None
             self._assigned, self._period = True, servers.period
         servers.touch(self)
@@ -307,28 +308,28 @@ class ServerVariable(Variable):
     ) -> None:
         """Update some rows; see `Variable.update_rows`."""
         servers, every = self._servers, [self, *others]
-        own = [v for v in every if isinstance(v, ServerVariable) and v._servers is not None]
-        if servers is None or len(own) < len(every):
+        views = [v for v in every if isinstance(v, ServerVariable) and v._servers is not None]
+        if servers is None or len(views) < len(every):
             super().update_rows(others, index, update)
-        elif all(v._in_place for v in own):
-            blocks = [v._block for v in own if v._block is not None]
+        elif all(v._in_place for v in views):
+            blocks = [v._block for v in views if v._block is not None]
             with contextlib.ExitStack() as held:
-                for variable in sorted(own, key=lambda v: v._place):
+                for variable in sorted(views, key=lambda v: v._place):
                     assert variable._block is not None
                     held.enter_context(variable._block.locked(True))
                 rows = [block.value[index] for block in blocks]
                 update(rows)
-                for variable, block, changed in zip(own, blocks, rows, strict=True):
+                for variable, block, changed in zip(views, blocks, rows, strict=True):
                     block.changed(index)
                     block.value[index] = changed
                     variable._uncache()
-        elif any(v._in_place for v in own):
+        elif any(v._in_place for v in views):
             super().update_rows(others, index, update)
         else:
-            before = [v.rows(index) for v in own]
+            before = [v.rows(index) for v in views]
             rows = [old.copy() for old in before]
             update(rows)
-            for variable, old, new in zip(own, before, rows, strict=True):
+            for variable, old, new in zip(views, before, rows, strict=True):
                 for change in _differences_of_rows(index, old, new):
                     variable._record(*change)
 

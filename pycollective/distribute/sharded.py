@@ -140,7 +140,7 @@ class ShardedVariable(Variable):
             begin = self._ends[place - 1] if place else 0
             inside: tuple[Any, ...] = (row - begin, *rest)
             return self._shards[place][inside]
-        if isinstance(first, slice):
+        if isinstance(first, slice) and all(map(_is_basic_index, rest)):
             rows = range(*first.indices(length))
             parts = [
                 shard[inside]
@@ -152,7 +152,6 @@ class ShardedVariable(Variable):
             if not parts:
                 inside = (slice(0, 0), *rest)
                 return self._shards[0][inside]
-            # A new axis in front of the rows is the only index that moves them.
             return parts[0] if len(parts) == 1 else ops.concat(parts, 0)
         return as_tensor(self)[index]
 
@@ -218,9 +217,9 @@ class ShardedVariable(Variable):
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
-        own = ShardedVariable([copy.deepcopy(shard, memo) for shard in self._shards], self._name)
-        memo[id(self)] = own
-        return own
+        shards = [copy.deepcopy(shard, memo) for shard in self._shards]
+        copied = memo[id(self)] = ShardedVariable(shards, self._name)
+        return copied
 
     def __repr__(self) -> str:
         lines = "".join(f"\n  {number}: {shard!r}" for number, shard in enumerate(self._shards))
@@ -237,6 +236,11 @@ def whole_of(variable: Variable) -> Variable:
     reference = variable._distributed_container
     whole = None if reference is None else reference()
     return whole if isinstance(whole, ShardedVariable) else variable
+
+
+def _is_basic_index(index: Any) -> bool:
+    """Return True if an index leaves the rows on the first axis, as lists and arrays may not."""
+    return index is None or index is Ellipsis or isinstance(index, (int, np.integer, slice))
 
 
 def _rows_between(rows: range, begin: int, end: int) -> slice | None:
@@ -284,6 +288,8 @@ def embedding_lookup(
     ------
     IndexError
         There is no such row.
+    TypeError
+        ``ids`` are not integers.
     ValueError
         ``params`` is an empty list.
     """
@@ -313,7 +319,7 @@ def _from_parts(parts: Sequence[Any], index: Array) -> Tensor:
     owners = np.searchsorted(ends, flat, side="right")
     begins = [0, *ends[:-1]]
     found = []
-    # Each part takes part, also without a row, so that it has a gradient.
+    # A part without any of the rows is read, too, so that it has a gradient.
     for number, part in enumerate(parts):
         found.append(ops.gather(part, flat[owners == number] - begins[number]))
     order = np.empty(flat.size, np.int64)

@@ -72,14 +72,14 @@ class SharedFile:
         try:
             owner, fd, text = name
             path, token = f"/proc/{int(owner)}/fd/{int(fd)}", bytes.fromhex(text)
-            own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (OSError, TypeError, ValueError):
             return None
         # The path can be another file's: of another host, or of another container.
-        if len(token) != _TOKEN_BYTES or os.pread(own, _TOKEN_BYTES, 0) != token:
-            os.close(own)
+        if len(token) != _TOKEN_BYTES or os.pread(opened, _TOKEN_BYTES, 0) != token:
+            os.close(opened)
             return None
-        return cls(own, token, owner)
+        return cls(opened, token, owner)
 
     @property
     def name(self) -> list[Any]:
@@ -197,7 +197,10 @@ class Block:
         return int(self._version[0])
 
     def changed(self, rows: Any = None) -> None:
-        """Count a change of the value, or of some rows, which has the block locked."""
+        """Count a change of the value, or of some rows.
+
+        The caller holds the lock, except for lock-free updates.
+        """
         self._version[0] += 1
         if rows is None:
             self._whole[0] = self._version[0]

@@ -28,7 +28,7 @@ class Snapshots:
     the last snapshot are written. Each saved value is one that the variable had at some time. The values
     of different variables may be from different times.
 
-    The folder also has the snapshot before the last one, which is read if the last one is damaged.
+    The directory also has the snapshot before the last one, which is read if the last one is damaged.
     """
 
     def __init__(self, directory: str) -> None:

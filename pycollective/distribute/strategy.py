@@ -155,7 +155,12 @@ class Strategy:
         TypeError
             ``reduce_op`` or ``axis`` has another type.
         ValueError
-            An axis is out of range, or the replicas' shapes differ.
+            An axis is out of range, the replicas' shapes differ, or a plain value other than 0 is to be
+            summed over several replicas.
+        AssertionError
+            The SUM of a Mirrored value is asked for.
+        RuntimeError
+            This is a replica function; use `ReplicaContext.all_reduce` there.
         """
         if state.modes:
             require_cross_replica(self)
@@ -274,6 +279,8 @@ class Strategy:
 
         Raises
         ------
+        TypeError
+            ``dataset`` or ``options`` has another type.
         ValueError
             Elements have no rows that can be divided.
         NotImplementedError
@@ -296,7 +303,16 @@ class Strategy:
         Returns
         -------
         DistributedDataset
-            Each step takes one element for each replica.
+            Each step takes one element for each replica. The dataset itself under the default strategy.
+
+        Raises
+        ------
+        TypeError
+            The function returns something else than a dataset, or ``options`` has another type.
+        ValueError
+            The options contradict each other.
+        NotImplementedError
+            The options ask for a dataset for each replica, which only `MirroredStrategy` has.
         """
         return distribute_from_function(self.extended, dataset_fn, options)
 

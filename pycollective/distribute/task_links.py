@@ -412,13 +412,13 @@ def listen(address: str, enter: Enter) -> tuple[Sockets, HandshakeServer]:
 def link_to(
     task: str,
     address: str,
-    own: str,
+    own_task: str,
     seconds: float | None = None,
     *,
     run: str = "",
     own_address: str = "",
 ) -> Link:
-    """Return a connection to a task of the cluster; wait until it listens.
+    """Return a connection of ``own_task`` to another task of the cluster; wait until that one listens.
 
     ``run`` is the run of the chief's program, if this task is the chief. ``own_address`` is the address
     at which a worker listens.
@@ -426,7 +426,7 @@ def link_to(
     sockets = Sockets(Description.of_environment(None, 0, 1, [address]))
     seconds = JOIN_SECONDS if seconds is None else seconds
     deadline, pause = time.monotonic() + seconds, 0.001
-    hello = {"purpose": PURPOSE, "task": own, "run": run, "address": own_address}
+    hello = {"purpose": PURPOSE, "task": own_task, "run": run, "address": own_address}
 
     def connected(hello: dict[str, Any], until: float) -> Channel:
         family, found = sockets.resolve()
@@ -454,7 +454,7 @@ def link_to(
             now = time.monotonic()
             if now >= deadline or isinstance(error, Refused):
                 raise UnavailableError(
-                    f"{own} did not reach {task} at {address} within {seconds:g} s: {error}. Start "
+                    f"{own_task} did not reach {task} at {address} within {seconds:g} s: {error}. Start "
                     "the same program as that task, with its own task in TF_CONFIG"
                 ) from None
             time.sleep(min(pause, deadline - now))

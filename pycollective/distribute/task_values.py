@@ -46,7 +46,7 @@ def encode(value: Any, special: Special) -> tuple[list[Any], list[Any]]:
     Raises
     ------
     TypeError
-        A value is of another type, or of a named tuple's class that is not at the top of its module.
+        A value is of another type, or a named tuple whose class is not at the top of its module.
     ValueError
         There are too many values.
     """
@@ -71,7 +71,7 @@ def encode(value: Any, special: Special) -> tuple[list[Any], list[Any]]:
         elif (
             value is None
             or type(value) is bool
-            or _is_short(value)
+            or _is_int64(value)
             or (type(value) is str and len(value) <= _LONGEST_TEXT and value.isprintable())
         ):
             tokens.append(["plain", value])
@@ -135,7 +135,7 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
         if kind == "float":
             return float.fromhex(last)
         if kind in ("dict", "OrderedDict"):
-            items = ((walk(level + 1), walk(level + 1)) for _ in range(last))
+            items = [(walk(level + 1), walk(level + 1)) for _ in range(last)]
             return dict(items) if kind == "dict" else OrderedDict(items)
         if kind in ("list", "tuple"):
             values = [walk(level + 1) for _ in range(last)]
@@ -248,7 +248,7 @@ def error_of(message: dict[str, Any], where: str) -> Exception:
     try:
         cls: Any = _error_class(message.get("class"))
         if cls is not None:
-            return _own_error(cls, message, text, where)
+            return _program_error(cls, message, text, where)
         cls = getattr(errors, name, None) or getattr(builtins, name, None)
         if isinstance(cls, type) and issubclass(cls, Exception):
             return cls(f"{text} (on {where})")
@@ -265,7 +265,7 @@ def _error_class(name: Any) -> type[Exception] | None:
     return None if name[0].partition(".")[0] in ("builtins", "pycollective") else cls
 
 
-def _own_error(cls: Any, message: dict[str, Any], text: str, where: str) -> Exception:
+def _program_error(cls: Any, message: dict[str, Any], text: str, where: str) -> Exception:
     """Return an error of a class of the program, made by the class of Python that it extends."""
     args: Any = message.get("args")
     attributes: Any = message.get("attributes")
@@ -290,14 +290,14 @@ def _are_plain(args: Any, attributes: Any) -> bool:
     texts = [value for value in values if type(value) is str]
     rest = [value for value in values if type(value) is not str]
     return (
-        all(value is None or type(value) in (bool, float) or _is_short(value) for value in rest)
+        all(value is None or type(value) in (bool, float) or _is_int64(value) for value in rest)
         and all(_encodable(value) == value for value in texts)
         and sum(map(len, texts)) <= _MOST_CHARACTERS
         and len(values) <= _MOST_ATTRIBUTES
     )
 
 
-def _is_short(value: Any) -> bool:
+def _is_int64(value: Any) -> bool:
     return type(value) is int and abs(value) < 1 << 63
 
 

@@ -72,7 +72,7 @@ class DistributedVariable(Variable, DistributedValues):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         """Copy the values, for the same strategy."""
-        own: Variable = type(self)(
+        copied: Variable = type(self)(
             self._distribute_strategy,
             [copy.deepcopy(component, memo) for component in self._values],
             self._trainable,
@@ -80,9 +80,9 @@ class DistributedVariable(Variable, DistributedValues):
             self._synchronization,
             self._aggregation,
         )
-        own.constraint = self.constraint
-        memo[id(self)] = own
-        return own
+        copied.constraint = self.constraint
+        memo[id(self)] = copied
+        return copied
 
     def component(self, replica: int) -> Any:
         """Return the variable itself, which uses the replica's component."""
@@ -97,9 +97,9 @@ class DistributedVariable(Variable, DistributedValues):
 
     def _assigning_replica(self) -> int | None:
         """Return the replica as `_replica`; raise a `RuntimeError` under another strategy."""
-        mode, own = current_mode(), self._distribute_strategy
-        if mode is not None and mode.strategy is not own and has_strategy():
-            raise RuntimeError(mixing_message(mode.strategy, own))
+        mode, strategy = current_mode(), self._distribute_strategy
+        if mode is not None and mode.strategy is not strategy and has_strategy():
+            raise RuntimeError(mixing_message(mode.strategy, strategy))
         return self._replica()
 
     @property
@@ -138,12 +138,12 @@ class DistributedVariable(Variable, DistributedValues):
     def _read(self) -> Tensor:
         # A call of `local` would cost time for each variable in each step.
         values, modes = self._values, state.modes
-        own: Variable = values[0]
+        component: Variable = values[0]
         if modes and len(values) > 1:
             mode = modes[-1]
             if mode.replica and mode.strategy is self._distribute_strategy:
-                own = values[mode.replica]
-        return own._read()
+                component = values[mode.replica]
+        return component._read()
 
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
         """Update the replica's component, or all components, in place."""
@@ -182,8 +182,8 @@ class DistributedVariable(Variable, DistributedValues):
         """Make the same assignment to every component."""
         with self._lock:  # assignments of several threads change all components in the same order
             for replica, component in enumerate(self._values):
-                own = value.values[replica] if isinstance(value, Mirrored) else value
-                getattr(component, method)(own)
+                part = value.values[replica] if isinstance(value, Mirrored) else value
+                getattr(component, method)(part)
         return self
 
     __repr__ = DistributedValues.__repr__
@@ -256,8 +256,9 @@ def aggregated(
         value = PerReplica([value] * len(components))
     op = ReduceOp.from_variable_aggregation(variable.aggregation)
     if not isinstance(value, PerReplica):
+        # The call raises the error for a value that cannot be reduced. Its result is not used, because
+        # a Python number takes any dtype.
         strategy.extended.reduce_to(op, value, variable)
-        # An equal value is not converted, because a Python number takes any dtype.
         return value
     if op is ReduceOp.MEAN and variable.dtype.kind not in "fV":
         raise ValueError(

@@ -27,7 +27,7 @@ class EquivalenceReport:
     Attributes
     ----------
     replicas : int
-        N.
+        The number of replicas, N.
     differences : dict of str to float
         For each variable, by name: the largest difference divided by the largest absolute value of the
         gradient of one replica. Infinite if only one side has a gradient, or if one is not finite.

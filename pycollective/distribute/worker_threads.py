@@ -26,8 +26,8 @@ def cache_variable_reads() -> Iterator[None]:
     """Read each variable of a parameter server at most once in the block.
 
     Later reads return the same value, until this thread updates the variable. Without the block, a
-    function that maps the variables sees the updates of other workers at each read. Over TCP, and for
-    workers that are threads, the block has no effect: a function reads over TCP once.
+    function that maps the variables sees the updates of other workers at each read. The block has no
+    effect for workers that are threads, and none over TCP, where a function reads each variable once.
     """
     before, this_thread.read = this_thread.read, {}
     try:

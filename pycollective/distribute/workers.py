@@ -92,7 +92,7 @@ class Workers:
             return
         self.set_names(names, addresses)
         self._over = threading.Event()
-        self._over_when_dropped = weakref.finalize(self, self._over.set)
+        weakref.finalize(self, self._over.set)
         timeout = heartbeat_timeout()
         if watched and math.isfinite(timeout):
             self._heartbeat = _Heartbeat(communicator, timeout, self._over)
@@ -168,11 +168,11 @@ class Workers:
 
     def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
         """Return worker 0's slices."""
-        own = [slices.values.array, slices.indices.array]
-        rows = int(self.from_first(np.asarray(len(own[1]), np.int64)))
+        arrays = [slices.values.array, slices.indices.array]
+        rows = int(self.from_first(np.asarray(len(arrays[1]), np.int64)))
         if self.index:
-            own = [np.zeros((rows, *a.shape[1:]), a.dtype) for a in own]
-        values, indices = [Tensor(self.from_first(a)) for a in own]
+            arrays = [np.zeros((rows, *a.shape[1:]), a.dtype) for a in arrays]
+        values, indices = [Tensor(self.from_first(a)) for a in arrays]
         return IndexedSlices(values, indices, slices.dense_shape)
 
     # Agreement ----------------------------------------------------------------------------------
@@ -183,10 +183,10 @@ class Workers:
         digests, _ = self.gather(np.frombuffer(digest, np.uint8)[None], 0)
         return "" if (digests == digests[0]).all() else self._texts(text)
 
-    def _texts(self, own: str) -> str:
+    def _texts(self, text: str) -> str:
         """Return the texts of all workers."""
-        text = np.frombuffer(f"worker {self.index}: {own}; ".encode(), np.uint8)
-        return self.gather(text, 0)[0].tobytes().decode().removesuffix("; ")
+        encoded = np.frombuffer(f"worker {self.index}: {text}; ".encode(), np.uint8)
+        return self.gather(encoded, 0)[0].tobytes().decode().removesuffix("; ")
 
     def begin_together(self, what: str, same: str) -> None:
         """Wait until all workers begin the same call, such as saving; raise an error on all otherwise.
@@ -197,12 +197,12 @@ class Workers:
         """
         if self.communicator is None:
             return
-        own = hashlib.sha256(same.encode()).digest()
+        digest = hashlib.sha256(same.encode()).digest()
         try:
-            words = self.communicator.all_gather(np.frombuffer(own, _BEGINNING))
+            digests = self.communicator.all_gather(np.frombuffer(digest, _BEGINNING))
         except (CollectiveTimeoutError, MismatchError, PeerLostError) as error:
             raise with_text(error, f"{what} needs every worker: {error}") from None
-        if (words != words[0]).any():
+        if (digests != digests[0]).any():
             raise MismatchError(
                 f"the workers make different calls: {self._texts(what)}. All workers must save, or "
                 "restore, the same objects at the same time"
@@ -223,8 +223,8 @@ class Workers:
             except Exception as failure:
                 error = failure
         waits = may_restart and self.worker_waits is not None and self.worker_waits()
-        mine = _FAILED if error is not None else _WORKER_WAITS if waits else 0
-        states, _ = self.gather(np.asarray([mine]), 0)
+        state = _FAILED if error is not None else _WORKER_WAITS if waits else 0
+        states, _ = self.gather(np.asarray([state]), 0)
         if error is not None:
             raise error
         if (states == _FAILED).any():

@@ -403,7 +403,7 @@ def _dense(
 
 
 class LinearRegressor(_Canned):
-    """A linear model of numbers.
+    """A linear model for regression.
 
     Parameters
     ----------
@@ -413,7 +413,7 @@ class LinearRegressor(_Canned):
         As for `Estimator`.
     label_dimension : int
         The number of targets of an example.
-    weight_column : str, optional
+    weight_column : str or NumericColumn, optional
         The key of the feature with the examples' weights.
     optimizer : str, Optimizer or callable
         A Keras optimizer, its name, or a function that returns one.
@@ -447,17 +447,17 @@ class LinearRegressor(_Canned):
 
 
 class LinearClassifier(_Canned):
-    """A linear model of classes.
+    """A linear model for classification.
 
     Parameters
     ----------
     feature_columns, model_dir, weight_column, optimizer, config, warm_start_from, loss_reduction
         As for `LinearRegressor`.
     n_classes : int
-        The number of classes. Labels are class numbers, from 0 on.
+        The number of classes.
     label_vocabulary : list of str, optional
-        The labels of the classes in the input, which are texts then. Predictions have them as
-        ``classes``. By default labels are class numbers, from 0 on.
+        The texts that are the labels of the classes in the input. Predictions have these texts
+        under the key ``classes``. By default labels are class numbers, from 0 on.
     sparse_combiner : optional
         Ignored: there are no sparse columns.
 
@@ -489,7 +489,7 @@ class LinearClassifier(_Canned):
 
 
 class DNNRegressor(_Canned):
-    """A network of dense layers for numbers.
+    """A network of dense layers for regression.
 
     Parameters
     ----------
@@ -534,7 +534,7 @@ class DNNRegressor(_Canned):
 
 
 class DNNClassifier(_Canned):
-    """A network of dense layers for classes.
+    """A network of dense layers for classification.
 
     Parameters
     ----------

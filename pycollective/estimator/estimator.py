@@ -58,12 +58,13 @@ class Estimator:
     params : dict, optional
         The argument ``params`` of ``model_fn`` and of input functions.
     warm_start_from : str, optional
-        A checkpoint whose values the variables get if ``model_dir`` has no checkpoint.
+        A checkpoint whose values `train` gives to the variables if ``model_dir`` has no checkpoint.
 
     Raises
     ------
     ValueError, TypeError
-        An argument has a wrong type, ``model_fn`` has other arguments, or ``model_dir`` is given twice.
+        An argument has a wrong type, ``model_fn`` has other arguments, or ``model_dir`` and
+        ``config`` name different directories.
     RuntimeError
         The call is in the scope of a strategy.
     """
@@ -501,7 +502,7 @@ class _Training(Callback):
         model: StepModel = self.model
         strategy = model.distribute_strategy
         if isinstance(strategy, ParameterServerStrategy):
-            # The checkpoint has all steps that were scheduled.
+            # Wait, so that the checkpoint has all steps that were scheduled.
             ClusterCoordinator(strategy).join()
         step = model.step
         for listener in self._listeners:

@@ -21,8 +21,8 @@ class SessionRunArgs(NamedTuple):
     Attributes
     ----------
     fetches
-        A nest of names (``"loss"``, ``"global_step"``), of variables, and of functions without
-        arguments, which are called after the step.
+        A nest of names (``"global_step"``, in training also ``"loss"``), of variables, and of
+        functions without arguments, which are called after the step.
     feed_dict, options
         Must be None: there are no placeholders.
     """
@@ -46,7 +46,8 @@ class SessionRunContext:
     Attributes
     ----------
     original_args : SessionRunArgs
-        The names of the values that every step has.
+        The names of the values that every step of training has. Other steps have ``"global_step"``
+        only.
     session : None
         There are no sessions.
     stop_requested : bool
@@ -78,7 +79,7 @@ class SessionRunHook:
         """Handle the time after `begin` of all hooks; the arguments are None."""
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Return the values that `after_run` gets after the step; called before a step."""
+        """Before a step, return the request for the values that `after_run` gets."""
         return None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -201,7 +202,7 @@ class HookRun:
         self.add(list(hooks))
 
     def add(self, hooks: Sequence[SessionRunHook]) -> None:
-        """Begin hooks."""
+        """Add hooks, and begin them."""
         for hook in hooks:
             hook.begin()
         for hook in hooks:

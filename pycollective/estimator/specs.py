@@ -201,9 +201,9 @@ class EvalSpec(_EvalSpec):
     exporters : Exporter, or sequence of Exporter
         Objects that are called after each evaluation, in one process.
     start_delay_secs : float
-        The time that an evaluator task waits before its first evaluation.
+        The seconds that an evaluator task waits before its first evaluation.
     throttle_secs : float
-        The shortest time between two evaluations.
+        The least number of seconds between two evaluations.
     """
 
     __slots__ = ()

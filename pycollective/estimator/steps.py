@@ -51,7 +51,10 @@ class StepModel(Model):
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        """Let the objects that are made in a block have the variables of all calls."""
+        """Prepare a call of the model function.
+
+        Calls share variables. Random numbers depend on the step and the replica.
+        """
         random: Any = nullcontext()
         if self._seed is not None:
             mode = current_mode()

@@ -65,7 +65,7 @@ class ModelVariables(Trackable):
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Let the variables that are made in a block be those of all calls."""
+        """Let a block create variables, or get the variables of an earlier call by their names."""
         before, this_thread.current = this_thread.current, self
         try:
             with fresh_names(), creator_scope(self._creator(Counter(["global_step"]))):

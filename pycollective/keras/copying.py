@@ -30,8 +30,8 @@ class CopiedByConfig(Trackable):
         strategy = next((each for each in strategies if each is not None), None)
         function, arguments = self.__reduce__()
         with nullcontext() if strategy is None else strategy.scope():
-            memo[id(self)] = made = function(*arguments)
-        return made
+            memo[id(self)] = copy = function(*arguments)
+        return copy
 
     def __copy__(self) -> Any:
         return self.__deepcopy__({})
@@ -39,8 +39,8 @@ class CopiedByConfig(Trackable):
 
 def _rebuilt(stored: Any, own: dict[str, Any], contents: Contents, _: type | None) -> Any:
     with sharing():
-        made = deserialize_keras_object(stored, own)
+        copy = deserialize_keras_object(stored, own)
     # The restoration also covers variables that are made later, such as an optimizer's slots.
-    restoration = Restoration(f"copy of {type(made).__name__}", contents)
-    restoration.carry_out(restoration.plan(made, 0))
-    return made
+    restoration = Restoration(f"copy of {type(copy).__name__}", contents)
+    restoration.carry_out(restoration.plan(copy, 0))
+    return copy

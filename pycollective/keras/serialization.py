@@ -75,7 +75,7 @@ def serialize_keras_object(obj: Any) -> Any:
     Raises
     ------
     TypeError
-        If an object has no ``get_config``.
+        If an object has no ``get_config``, or this method returns no dict.
     ValueError
         For a lambda, whose code cannot be stored.
     """

@@ -1,9 +1,9 @@
 """Join the group that the environment describes, and return its communicator.
 
 ``pycollective run`` creates the shared memory of a group on this host, and its processes inherit the
-descriptor. No other process has it, so these ranks need no rendezvous and no secret. Processes of
-several hosts, or with ``--transport tcp``, make a rendezvous over TCP at rank 0's address (`tcp`). They
-prove to each other that they know the group's secret (`handshake`).
+descriptor. No other process has the descriptor, so these ranks need no rendezvous and no secret.
+Processes of several hosts, or with ``--transport tcp``, make a rendezvous over TCP at rank 0's
+address (`tcp`). They prove to each other that they know the group's secret (`handshake`).
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def rendezvous(
 
 @atexit.register
 def leave_all() -> None:
-    """Leave all groups of processes at the end of this process, which sends the last data."""
+    """Leave all groups of processes at the end of this process, and send the last data."""
     leave_processes()
     relay = sys.modules.get("pycollective.launch.relay")
     if relay is not None:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 
 VARIABLE = "PYCOLLECTIVE_ENDED_FD"
-_TEXT = 400
+_TEXT_BYTES = 400
 _CONNECTED, _ENDED = b"c", b"e"
 
 
@@ -57,13 +57,13 @@ class Ended:
         """Write how a rank ended, if it is the first that failed, or that ended unconnected."""
         is_connected = os.pread(self.descriptor, 1, len(self._line) + rank) == _CONNECTED
         if not self.rank_and_text and (failed or not is_connected):
-            text = f"{how} before all ranks were connected".encode()[:_TEXT]
+            text = f"{how} before all ranks were connected".encode()[:_TEXT_BYTES]
             os.pwrite(self.descriptor, text, len(self._line) + self._size)
             self._mark(rank, _ENDED)  # last, so that no rank reads an incomplete text
 
     @property
     def rank_and_text(self) -> tuple[int, str] | None:
         """The rank that has ended, and how it ended; None if none has."""
-        found = os.pread(self.descriptor, self._size + _TEXT, len(self._line))
+        found = os.pread(self.descriptor, self._size + _TEXT_BYTES, len(self._line))
         rank = found.find(_ENDED, 0, self._size)
         return None if rank < 0 else (rank, found[self._size :].decode(errors="replace"))

@@ -117,20 +117,21 @@ class HandshakeServer:
     def _secured(self, connection: socket.socket, deadline: float) -> socket.socket:
         """Return the socket, in TLS if this rank uses it; refuse a side that differs in this."""
         connection.settimeout(HANDSHAKE_SECONDS)
-        speaks = connection.recv(1, socket.MSG_PEEK) == _TLS_BEGINS
-        if not speaks and self._tls is None:
+        begins_tls = connection.recv(1, socket.MSG_PEEK) == _TLS_BEGINS
+        if not begins_tls and self._tls is None:
             return connection
-        if speaks and self._tls is not None:
+        if begins_tls and self._tls is not None:
             return self._tls.accept(
-                connection, deadline, lambda sock: self._becomes(connection, sock)
+                connection, deadline, lambda sock: self._replace(connection, sock)
             )
-        why = "this rank does not use TLS" if speaks else "this rank uses TLS"
+        why = "this rank does not use TLS" if begins_tls else "this rank uses TLS"
         refuse(
             connection, f"{why}: set PYCOLLECTIVE_TLS_CERT, _KEY and _CA on all ranks, or on none"
         )
         raise HandshakeError(why)
 
-    def _becomes(self, connection: socket.socket, sock: socket.socket) -> None:
+    def _replace(self, connection: socket.socket, sock: socket.socket) -> None:
+        """Register the TLS socket of a connection, which `close` then shuts down."""
         with self._lock:
             if id(connection) not in self._handshakes:
                 raise HandshakeError("there were too many handshakes, and this one was the oldest")

@@ -61,7 +61,7 @@ class JoinRequests:
             channel.send(_NO_MEMBERS, time.monotonic() + HANDSHAKE_SECONDS)
 
     def waiting(self) -> bool:
-        """Return True if a process that knows the secret asked to join within the last seconds."""
+        """Return True if a process with the secret asked to join in the last `_FRESH_SECONDS`."""
         return time.monotonic() - self._last < _FRESH_SECONDS
 
     def close(self) -> None:

@@ -142,7 +142,10 @@ class Tasks(LaunchedGroup):
         return {"TF_CONFIG": json.dumps(config), SECRET: self._secret}, descriptors
 
     def survives(self, rank: int, running: set[int]) -> bool:
-        """Return True for a worker, if another worker runs: that one runs its functions."""
+        """Return True for a worker if another worker runs.
+
+        The functions of the failed worker then run on another one.
+        """
         first = self._tasks.index(("worker", 0)) + 1
         return rank >= first and any(other >= first for other in running)
 

@@ -28,7 +28,10 @@ _CONNECT_SECONDS = 1.0
 
 
 def reported(why: Any, reporter: int, size: int) -> tuple[str, list[int]]:
-    """Return the text and the ranks of an error that rank ``reporter`` set, by default that rank."""
+    """Return the text and the ranks of an error that rank ``reporter`` set.
+
+    If the list of ranks has no valid rank, the error concerns ``reporter``.
+    """
     why = why if isinstance(why, dict) else {}
     ranks = why.get("ranks")
     if not isinstance(ranks, list):
@@ -65,7 +68,7 @@ class Leader:
         self._until = 0.0  # the end of the attempt, or of the membership check
         self._note = ""  # text about the last rank if it joined very late
         self._name = ""
-        self._transcript = self._attempt_begun = self._stepped = time.monotonic()
+        self._logged = self._attempt_begun = self._stepped = time.monotonic()
         self._pause = 0.0  # longest time between two steps: long if rank 0 was stopped
         self.reasons: dict[int, tuple[str, list[int]]] = {}
         self._begin()
@@ -121,8 +124,8 @@ class Leader:
             if self._pause > max(1.0, (until - begun) / 2) and 0 not in ranks:
                 text, ranks = f"{text}; rank 0 itself paused for {self._pause:.1f} s", [0, *ranks]
             return text, ranks
-        if now >= self._transcript + LOG_EVERY and late < math.inf:
-            self._transcript = now
+        if now >= self._logged + LOG_EVERY and late < math.inf:
+            self._logged = now
             self.log_wait(f"rank 0 waits for {what}")
         return None
 
@@ -147,8 +150,8 @@ class Leader:
             first = max(first, self._begun + _CONNECT_SECONDS)
             if first < until:
                 until, note = first, f", because {self._about.title(rank)} gives up then"
-        away = self._rejected()
-        rejected = f" ({away} connections failed the handshake)" * bool(away)
+        count = self._rejected()
+        rejected = f" ({count} connections failed the handshake)" * bool(count)
         what = f"{self._about.titles(absent)} of {self._size} {self._where}{rejected}"
         if problem := self._waits(what, absent, self._begun, until, note):
             text, ranks = problem
@@ -193,7 +196,7 @@ class Leader:
 
     def _limit_attempt(self) -> None:
         now = time.monotonic()
-        self._note, self._transcript, self._attempt_begun = "", now, now
+        self._note, self._logged, self._attempt_begun = "", now, now
         if self._least:  # short, to detect a stopped member
             self._until = min(self._deadline, now + ATTEMPT_SECONDS * 2**self._checks)
             return
@@ -209,7 +212,7 @@ class Leader:
     # The members become a group -------------------------------------------------------------
 
     def _watch_attempt(self) -> None:
-        if self._said_to_all("ready"):
+        if self._is_published("ready"):
             return
         problem = self._loss()
         if problem is None:
@@ -232,19 +235,19 @@ class Leader:
         else:
             self._fail(*problem)
 
-    def _said_to_all(self, key: str) -> bool:
-        said = self._store.get(f"all/{key}")
-        return said is not None and said["group"] == self._name
+    def _is_published(self, key: str) -> bool:
+        decision = self._store.get(f"all/{key}")
+        return decision is not None and decision["group"] == self._name
 
     def _agree(self, key: str, decide: Callable[[list[Any]], list[int]]) -> list[int]:
         """Publish the decision on a key once all members have set it; return those that have not."""
-        if self._said_to_all(key):
+        if self._is_published(key):
             return []
         values = []
         for rank in self._chosen:
-            said = self._store.get(f"{key}/{rank}")
-            is_this = isinstance(said, dict) and said.get("group") == self._name
-            values.append(said.get("value") if is_this else None)
+            found = self._store.get(f"{key}/{rank}")
+            is_this = isinstance(found, dict) and found.get("group") == self._name
+            values.append(found.get("value") if is_this else None)
         waiting = [number for number, value in enumerate(values) if value is None]
         if not waiting:
             self._store.set(f"all/{key}", {"group": self._name, "hosts": decide(values)})

@@ -30,8 +30,9 @@ _GRACE_SECONDS = 1.5
 """Seconds to pass on that all links work."""
 _ROUND_SECONDS = 0.25
 _EXCHANGES_A_ROUND = 3
-_TEXT = 200
+_TEXT_LENGTH = 200
 
+# Results of an attempt to connect. HERE: this host's routes or firewall let it send nothing there.
 WORKS = "works"
 REFUSED = "refused"
 SILENT = "silent"
@@ -214,7 +215,7 @@ class _Probe:
             raise HandshakeError("this is not the address of the rendezvous")
         soon = time.monotonic() + CONNECT_SECONDS
         with contextlib.closing(channel):
-            self._take(channel.receive(soon))
+            self._keep_newest(channel.receive(soon))
             channel.send(self._reports_message(), soon)
 
     # Trying ---------------------------------------------------------------------------------
@@ -248,11 +249,11 @@ class _Probe:
             self._sockets.allow(str(address[0]))
             sock = self._sockets.connected(family, address, soon)
             with contextlib.closing(self._introduced(sock, soon)) as channel:
-                self._reached(channel)
+                self._listen_locally(channel)
                 # This exchange fails if the peer has already ended its test.
                 with contextlib.suppress(OSError, HandshakeError):
                     channel.send(self._reports_message(), soon)
-                    self._take(channel.receive(soon))
+                    self._keep_newest(channel.receive(soon))
         except (OSError, HandshakeError, RendezvousError) as error:
             kind, text = _result_of(error)
         with self._changed:
@@ -260,8 +261,8 @@ class _Probe:
             before = self._own.links.get(peer, ("",))[0]
             # A link that works keeps its result when the peer ends its test. A refusal keeps its
             # result until the link works.
-            gone = before == TURNED_AWAY and kind != WORKS
-            if before not in (WORKS, kind) and not gone:
+            keeps_refusal = before == TURNED_AWAY and kind != WORKS
+            if before not in (WORKS, kind) and not keeps_refusal:
                 self._own.links[peer] = kind, text
                 self._has_changed()
             self._changed.notify_all()
@@ -275,7 +276,7 @@ class _Probe:
                 f"a program listens there that does not answer as a worker does: {error}"
             ) from None
 
-    def _reached(self, channel: Channel) -> None:
+    def _listen_locally(self, channel: Channel) -> None:
         """Listen at a connection's local address if the description has none for this worker."""
         with self._changed:
             if self._about.own is not None or self._sockets.servers:
@@ -302,7 +303,7 @@ class _Probe:
         with self._changed:
             return {"reports": [asdict(report) for report in self._reports.values()]}
 
-    def _take(self, news: dict[str, Any]) -> None:
+    def _keep_newest(self, news: dict[str, Any]) -> None:
         """Keep the newest report of every other worker."""
         size = self._about.size
         try:
@@ -322,7 +323,7 @@ class _Probe:
 
 
 def _route(place: tuple[str, int]) -> tuple[str, str]:
-    """Return this host's address towards a place, or why it has no route; nothing is sent.
+    """Return this host's address towards a place, or the reason for no route; nothing is sent.
 
     Both texts are empty if the host's name cannot be resolved.
     """
@@ -346,7 +347,7 @@ def _number(value: Any, size: int) -> int:
 def _clean(text: Any) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a text")
-    return "".join(c if c.isprintable() else "?" for c in text[:_TEXT])
+    return "".join(c if c.isprintable() else "?" for c in text[:_TEXT_LENGTH])
 
 
 def _words(error: OSError) -> str:

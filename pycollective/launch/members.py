@@ -33,7 +33,7 @@ def time_of(message: Mapping[str, Any]) -> float:
 
 
 def places_of(message: Mapping[str, Any], name: str) -> list[tuple[str, int]]:
-    """Return the addresses and ports of a message; raise HandshakeError or ValueError for others."""
+    """Return a message's addresses and ports; raise HandshakeError or ValueError if invalid."""
     pairs = message.get(name, [])
     if not isinstance(pairs, list) or len(pairs) > MAX_STREAMS:
         raise HandshakeError(f"{name} is not a list of at most {MAX_STREAMS} addresses")

@@ -21,7 +21,7 @@ _INCOMPLETE_SECONDS = 0.2
 
 
 def discard_rest(stream: Any) -> None:
-    """Discard what a stream still holds and gets, because its reader has ended.
+    """Discard the present and later data of a stream, because its reader has ended.
 
     Python writes the rest of the buffer at its end. If this fails, the exit status is 120.
     """

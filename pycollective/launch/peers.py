@@ -93,14 +93,14 @@ class Peers:
         return self._about.title(self._about.rank if rank is None else rank)
 
     def serve(self, sock: socket.socket, address: str, enter: Enter) -> HandshakeServer:
-        """Serve a socket; peers use ``address`` if the socket has all of this host's."""
+        """Serve a socket; peers use ``address`` if the socket listens at all of this host's."""
         server = self.sockets.serve(sock, enter, self._about.size * self.streams)
         if is_unspecified(server.address[0]):
             server.address = address, server.address[1]
         return server
 
     def listen(self, addresses: list[str], first: HandshakeServer | None = None) -> None:
-        """Listen at this rank's addresses; ``first`` is a server that already has the first one."""
+        """Listen at this rank's addresses; ``first`` is a server that listens at the first."""
         if first is None:
             sock = self.sockets.listen_for_peers(addresses[0])
             first = self.serve(sock, addresses[0], self.enter)
@@ -260,7 +260,7 @@ class Peers:
     def share(self, hosts: list[int]) -> _core.ShmGroup | None:
         """Return the memory that this rank shares with the others of its host; None for none.
 
-        ``hosts`` has for each rank the one that creates the memory of its host.
+        ``hosts`` has for each rank the rank that creates the memory of its host.
         """
         rank = self._about.rank
         here = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
@@ -271,7 +271,7 @@ class Peers:
         return memory.join(self._creator, here.index(rank), len(here))
 
     def group(self, hosts: list[int], shared: _core.ShmGroup | None) -> tuple[_core.Group, str]:
-        """Return the core's group and a text on its transport; ``hosts`` numbers each rank's host."""
+        """Return the core's group and a text about it; ``hosts`` numbers each rank's host."""
         rank, size = self._about.rank, self._about.size
         here = [r for r in range(size) if hosts[r] == hosts[rank]]
         absent = [r for r in self._near if r not in here]

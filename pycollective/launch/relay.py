@@ -1,8 +1,8 @@
 """Control connections in TLS, for a core that reads and writes plain sockets.
 
 For each control connection the core has one end of a socket pair. A thread copies data between the other
-end and the TLS connection. There are few data: descriptions of calls, heartbeats, failures, and leaves.
-When one side ends, the thread ends the other side too.
+end and the TLS connection. There are few data: descriptions of calls, heartbeats, and notices of
+ranks that fail or leave. When one side ends, the thread ends the other side too.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class _Direction:
     def move(self) -> bool:
         """Read or write without waiting; return True if anything was done."""
         self.needs_write = False
-        is_written = bool(self.data)
+        must_write = bool(self.data)
         try:
-            if is_written:
+            if must_write:
                 self.data = self.data[self._sink.send(self.data) :]
             elif not self.ended:
                 self.data = self._source.recv(_MOST)
@@ -100,11 +100,11 @@ class _Direction:
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except ssl.SSLWantWriteError:
-            self.needs_write = not is_written
+            self.needs_write = not must_write
             return False
         except OSError:  # also SSLError; after a failed write, a read reports the end
             self.data = b""
-            self.ended = self.ended or not is_written
+            self.ended = self.ended or not must_write
         return True
 
 
@@ -145,7 +145,7 @@ class _Pair:
             self.until = time.monotonic() + _LINGER
         for way, sink in ((self._out, self._secure), (self._in, self._plain)):
             if way.ended and not way.data and sink not in self._shut:
-                self._shut.add(sink)  # keeps reading: unread data would reset it
+                self._shut.add(sink)  # for writing only: unread data would reset the connection
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(sink, socket.SHUT_WR)  # below TLS
         late = self.until is not None and time.monotonic() >= self.until

@@ -73,8 +73,8 @@ def check_private(path: str, found: os.stat_result) -> None:
 def of_user() -> bytes:
     """Return a random key that only processes of this user on this machine can read.
 
-    The first process that needs the key creates it. Its file is in the first folder that belongs to
-    this user and that no other user can enter. The folders are ``$XDG_RUNTIME_DIR``,
+    The first process that needs the key creates it. The key's file is in the first folder that
+    belongs to this user and that no other user can enter. The folders are ``$XDG_RUNTIME_DIR``,
     ``/run/user/<uid>``, and ``pycollective-<uid>`` in the folder for temporary files.
     """
     where = ""
@@ -132,11 +132,13 @@ def _runtime_folders() -> Iterator[Path]:
 
 
 def _check(where: str, found: os.stat_result, is_kind: Callable[[int], bool], kind: str) -> None:
-    """Raise ValueError if another user owns this or can use it, or if it is of another kind."""
+    """Raise ValueError unless ``where`` is of this kind and only this user owns and can use it."""
     mode = stat.S_IMODE(found.st_mode)
     if not is_kind(found.st_mode):
         raise ValueError(f"{where} is not {kind}")
     if found.st_uid != os.geteuid():
         raise ValueError(f"{where} belongs to user {found.st_uid}, not to {os.geteuid()}")
     if mode & 0o077:
-        raise ValueError(f"{where} has mode {mode:04o}, so other users can read it: chmod go= it")
+        raise ValueError(
+            f"{where} has mode {mode:04o}, so other users can use it: chmod go= {where}"
+        )

@@ -64,7 +64,7 @@ def spawn(
     fn : callable
         The program of a rank. Its communicator is closed when it returns.
     n : int
-        Number of ranks, at least 1.
+        Number of ranks, 1 to 1024.
     *args
         Further arguments of ``fn`` on each rank.
     threads : bool
@@ -193,10 +193,10 @@ def _in_threads(
     fn: Callable[..., Any], args: Sequence[Any], size: int, timeout: float
 ) -> list[_End]:
     communicators = local_group(size, timeout=timeout)
-    said: queue.SimpleQueue[_End] = queue.SimpleQueue()
+    ends: queue.SimpleQueue[_End] = queue.SimpleQueue()
 
     def rank(comm: Communicator) -> None:
-        said.put(_run(comm, fn, args))
+        ends.put(_run(comm, fn, args))
 
     ranks = [
         threading.Thread(
@@ -209,7 +209,7 @@ def _in_threads(
     ended: list[_End] = []
     try:
         while len(ended) < size and not any(one.is_failure for one in ended):
-            ended.append(said.get())
+            ended.append(ends.get())
     except BaseException:
         for comm in communicators:
             abort_with_parts(comm, "the caller of spawn was interrupted")
@@ -218,8 +218,8 @@ def _in_threads(
         until = time.monotonic() + launcher.GRACE
         for one in ranks:
             one.join(max(0.0, until - time.monotonic()))
-    while not said.empty():
-        ended.append(said.get())
+    while not ends.empty():
+        ended.append(ends.get())
     return ended
 
 

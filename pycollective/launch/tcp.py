@@ -59,7 +59,7 @@ def connect(
 
 
 class Addresses:
-    """Ranks that are reached over TCP; those of a split make a rendezvous at its first rank."""
+    """The factory of splits over TCP, whose ranks make a rendezvous at their first rank."""
 
     def __init__(self, about: Description, host: str, group: _core.Group) -> None:
         self._about = about

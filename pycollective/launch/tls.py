@@ -58,15 +58,15 @@ class Tls:
         return channel
 
     def accept(
-        self, sock: socket.socket, deadline: float, becomes: Callable[[ssl.SSLSocket], None]
+        self, sock: socket.socket, deadline: float, replace: Callable[[ssl.SSLSocket], None]
     ) -> ssl.SSLSocket:
         """Return a TLS socket, which owns ``sock``, on the listening side.
 
-        ``becomes`` is called with the TLS socket before the TLS handshake.
+        ``replace`` is called with the TLS socket before the TLS handshake.
         """
         secure = self._listens.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         try:
-            becomes(secure)
+            replace(secure)
             _prove(secure, deadline)
         except HandshakeError:
             _read_until_closed(secure)

@@ -72,7 +72,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def _alive(groups: set[int], number: int) -> set[int]:
+def _signal(groups: set[int], number: int) -> set[int]:
     """Send a signal to process groups; return those that exist.
 
     A process that has just started may not lead its group yet. The process itself then gets the
@@ -99,13 +99,13 @@ def main() -> None:
             groups.add(number)
         else:
             groups.discard(number)
-    groups = _alive(groups, signal.SIGTERM)
-    _alive(groups, signal.SIGCONT)  # stopped processes handle SIGTERM only when they continue
+    groups = _signal(groups, signal.SIGTERM)
+    _signal(groups, signal.SIGCONT)  # stopped processes handle SIGTERM only when they continue
     deadline = time.monotonic() + _GRACE
     while groups and time.monotonic() < deadline:
         time.sleep(0.02)
-        groups = _alive(groups, 0)
-    _alive(groups, signal.SIGKILL)
+        groups = _signal(groups, 0)
+    _signal(groups, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Operation(DeviceTask):
     ) -> None:
         super().__init__(owner.device, seconds)
         self._owner = owner
-        self._timed = timed  # a clock, and the event before it
+        self._timed = timed  # a clock, and an event before the call
         self.what = what
         self.number = number
         self.kept = kept  # arrays that the device still uses
@@ -162,11 +162,11 @@ class NcclCommunicator:
         self.size, self.rank, self.device = size, rank, on_device
         self.error: CollectiveError | None = None
         self._peers = peers
-        self._calls = threading.Lock()  # held by the thread that makes a call
+        self._call_lock = threading.Lock()  # held by the thread that makes a call
         self._lock = threading.Lock()  # guards the following attributes; held for short times
         self._pending: deque[Operation] = deque()
         self._last: tuple[Any, Any] | None = None  # stream and event of the last call
-        self._made = 0
+        self._num_calls = 0
         self._clock: _Clock | None = None
         self.memory = Registered(library, on_device)
         self._over = threading.Event()
@@ -198,7 +198,7 @@ class NcclCommunicator:
     @property
     def calls(self) -> int:
         """The number of this rank's calls that all ranks must make."""
-        return self._made
+        return self._num_calls
 
     def enqueue(
         self,
@@ -232,7 +232,7 @@ class NcclCommunicator:
         counts : bool
             False for a call that not all ranks make.
         """
-        with self._calls, device.on(self.device):
+        with self._call_lock, device.on(self.device):
             self.check()
             present = device.present_stream()
             # NCCL may launch from another thread, where the per-thread handle is another stream.
@@ -259,12 +259,12 @@ class NcclCommunicator:
             except NcclError as error:
                 self._fail(self._cause(self._in_call(error, what)))
                 raise self.error or error from None
-            self._made += counts
+            self._num_calls += counts
             self._wait_until_enqueued(what, begin + seconds, seconds)
             event = device.event(stream, timed)
             if aside and not later:
                 device.stream_wait(present, [event])
-            operation = Operation(self, what, self._made, seconds, kept, event, clocked)
+            operation = Operation(self, what, self._num_calls, seconds, kept, event, clocked)
             with self._lock:
                 self._last = stream, event
                 self._forget()
@@ -273,9 +273,9 @@ class NcclCommunicator:
 
     def skip(self) -> None:
         """Count a call in which this rank moves no data, so that it is not reported as late."""
-        with self._calls:
+        with self._call_lock:
             self.check()
-            self._made += 1
+            self._num_calls += 1
 
     def allocate(self, nbytes: int, seconds: float) -> Block | None:
         """Allocate and register memory of NCCL; return None if NCCL is too old or no bytes are needed.
@@ -289,7 +289,7 @@ class NcclCommunicator:
         """
         if not nbytes or self.library.version < SINCE:
             return None
-        with self._calls, device.on(self.device):
+        with self._call_lock, device.on(self.device):
             with self._lock:
                 self._raise()
                 self._forget()
@@ -344,7 +344,7 @@ class NcclCommunicator:
             if code != _core.nccl.IN_PROGRESS:
                 self._fail(self._cause(self._asynchronous(code, what)))
             elif time.monotonic() > until:
-                self._fail(self._timed_out(what, seconds, self._made))
+                self._fail(self._timed_out(what, seconds, self._num_calls))
             elif polls > _SPIN_LIMIT:
                 time.sleep(_PAUSE)
                 error = self._peers.failure(time.monotonic() - until + seconds)
@@ -468,7 +468,7 @@ class NcclCommunicator:
             self._thread.join(5)
 
     def finish(self) -> None:
-        """End at the end of the process, without waiting for unfinished calls."""
+        """End the communicator when the process ends, without waiting for unfinished calls."""
         self._over.set()
         self.join()
         with self._lock:

@@ -122,8 +122,8 @@ class Graph:
 class Recorder:
     """A stream of the current device whose work becomes graphs, and the memory of these graphs.
 
-    Arrays that recorded work makes, or frees, get no other user's memory and give it to none: the graph
-    writes to it at every launch. The recorder must live as long as its graphs.
+    The memory of arrays that recorded work makes or frees has no other user, because the graph
+    writes to this memory at every launch. The recorder must live as long as its graphs.
     """
 
     def __init__(self) -> None:

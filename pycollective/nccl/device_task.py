@@ -56,7 +56,10 @@ class DeviceTask:
         return self._ordered or self.ended
 
     def wait(self, timeout: float) -> bool:
-        """Wait ``timeout`` seconds on the host; if that is the call's deadline, wait in the stream."""
+        """Wait at most ``timeout`` seconds on the host.
+
+        If ``timeout`` is not less than the call's own, let this thread's stream wait instead.
+        """
         if timeout >= self.seconds and self.order():
             self._ordered = True
             return True

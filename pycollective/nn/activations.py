@@ -270,9 +270,10 @@ _gelu = unary(
 
 @differentiable
 def gelu(features: Any, approximate: bool = False) -> Tensor:
-    """Return ``x`` times the probability of a normal number below it (Hendrycks and Gimpel, 2016).
+    """Return ``x`` times the probability that a standard normal number is below ``x``.
 
-    With ``approximate``, use the approximation with tanh from the same paper.
+    The function is that of Hendrycks and Gimpel (2016). With ``approximate``, use the approximation
+    with tanh from the same paper.
     """
     return _gelu_by_tanh(features) if approximate else _gelu(features)
 
@@ -369,8 +370,8 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
     rate : float
         The share of elements that are set to 0, from 0 to below 1.
     noise_shape
-        Shape of the random mask; elements along an axis of length 1 are dropped together. None stands
-        for the shape of ``x``, and None for an axis for the length of this axis.
+        Shape of the random mask, by default that of ``x``. Each length is 1, or that of the axis of
+        ``x``; None means the latter. Elements along an axis of length 1 are dropped together.
     seed : int, optional
         Seed of the mask; each seed has its own generator.
 

@@ -1,14 +1,15 @@
 """Two-dimensional convolution, alone or with bias, relu and max pooling in one pass.
 
 Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, channels, filters]``.
-NumPy arrays of float32 and float64 use compiled kernels, one call in each direction. The shapes select
-the kernel. Winograd's algorithm is for 3 x 3 filters at every pixel. A kernel that reads patches in
-place is for one or three channels before pooling. Else the patches of a block of output rows are
-copied side by side ("im2col"), multiplied, and finished while they are in cache.
+NumPy arrays of float32 use compiled kernels, one call in each direction. The shapes select the
+kernel. Winograd's algorithm is for 3 x 3 filters at every pixel. Before pooling, a kernel that
+reads patches in place serves images of one or three channels. Else the patches of a block of output
+rows are copied side by side ("im2col"), multiplied, and finished while they are in cache.
 
-Gradients through max pooling are sums over the few pixels that it selected. In float64, BLAS computes
-the products. GPU arrays use cuDNN if it is available (`cudnn`). All other arrays (other dtypes, CuPy
-without cuDNN) use im2col with the functions of their array module.
+Gradients through max pooling are sums over the few pixels that it selected. In float64, BLAS
+multiplies the patches that a kernel has copied. GPU arrays use cuDNN if it is available (`cudnn`).
+All other arrays (other dtypes, CuPy without cuDNN) use im2col with the functions of their array
+module.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from .window import Pair, Window, add_windows, is_same, make_window, padded, pai
 _DIRECT_CHANNELS = (1, 3)
 # With fewer channels or filters, the products of the Winograd kernels are too narrow.
 _WINOGRAD_CHANNELS = 8
-# With more numbers in the filters per output pixel, the transforms of the filters and of their
-# gradients cost more than the saved products.
+# The largest number of pairs of a channel and a filter per output pixel. With more of them, the
+# transforms of filters and of their gradients take longer than the saved products.
 _FILTERS_PER_PIXEL = 150
 # With fewer channels, sums over single pixels need the kernel for 3 x 3 filters and 2 x 2 pooling.
 _SPARSE_CHANNELS = 8
@@ -404,9 +405,9 @@ def conv2d_relu_max_pool(
 ) -> Tensor:
     """Return convolution with relu, then max pooling with a stride of its window and no padding.
 
-    Values and gradients are those of ``max_pool2d(conv2d(..., activation="relu"), pool_size)``. The
-    convolution's result is pooled while it is in cache, and never stored. Rows and columns that
-    pooling would drop are not computed.
+    Values and gradients are those of ``max_pool2d(conv2d(..., activation="relu"), pool_size)``.
+    With NumPy arrays of float32 or float64, the convolution's result is pooled while it is in cache
+    and never stored. Then rows and columns that pooling would drop are not computed.
 
     Parameters
     ----------
@@ -419,6 +420,11 @@ def conv2d_relu_max_pool(
     -------
     Tensor
         ``[n, out_h // pool_h, out_w // pool_w, filters]``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `conv2d` and `max_pool2d`.
     """
     inputs, (xa, wa, ba) = _tensors(x, w, bias)
     window = _conv_window(xa, wa, ba, strides, padding, dilations)

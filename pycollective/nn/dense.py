@@ -42,11 +42,13 @@ def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Te
             y = bias_add(y, inputs[2])
         return relu_of(y) if relu else y
     if has_product(xa, wa):
-        return _own(inputs, *arrays, relu)
-    return _blas(inputs, *arrays, relu)
+        return _by_kernels(inputs, *arrays, relu)
+    return _by_blas(inputs, *arrays, relu)
 
 
-def _own(inputs: tuple[Tensor, ...], x: Array, w: Array, b: Array | None, relu: bool) -> Tensor:
+def _by_kernels(
+    inputs: tuple[Tensor, ...], x: Array, w: Array, b: Array | None, relu: bool
+) -> Tensor:
     """Compute everything with this package's kernels, in one call in each direction."""
     y = workspace.empty((x.shape[0], w.shape[1]), x.dtype)
     kernels.dense_forward(x, w, b, y, relu)
@@ -61,7 +63,7 @@ def _own(inputs: tuple[Tensor, ...], x: Array, w: Array, b: Array | None, relu: 
     return record(y, inputs, vjp)
 
 
-def _blas(inputs: tuple[Tensor, ...], x: Array, w: Array, b: Array | None, relu: bool) -> Tensor:
+def _by_blas(inputs: tuple[Tensor, ...], x: Array, w: Array, b: Array | None, relu: bool) -> Tensor:
     """Compute the products with BLAS."""
     y = workspace.empty((x.shape[0], w.shape[1]), x.dtype)
     np.matmul(x, w, out=y)

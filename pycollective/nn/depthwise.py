@@ -139,10 +139,14 @@ def _merged_groups(groups: int, width: int) -> int:
 
 
 def _block_diagonal(w: Tensor, groups: int, merged: int) -> Tensor:
-    """Return filters of ``groups // merged`` groups, which are zero between the groups they hold."""
+    """Return filters for ``groups // merged`` wide groups.
+
+    A wide group convolves ``merged`` groups together. The filters of each of these groups are zero
+    for the channels of the others.
+    """
     height, width, channels, filters = w.shape
-    own = filters // groups
-    blocks = ops.reshape(w, (height, width, 1, channels, groups // merged, merged, own))
+    per_group = filters // groups
+    blocks = ops.reshape(w, (height, width, 1, channels, groups // merged, merged, per_group))
     same = ops.eye(merged, dtype=bool).array.reshape(merged, 1, 1, merged, 1)
     wide = ops.where(same, blocks, ops.zeros((), w.dtype))
     return ops.reshape(wide, (height, width, merged * channels, filters))

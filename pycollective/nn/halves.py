@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,10 +17,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def in_float32(function: _Function) -> _Function:
     """Make an operation on NumPy arrays of halves compute in float32, and round its result."""
+    first = next(iter(inspect.signature(function).parameters))
 
     @functools.wraps(function)
-    def computed(x: Any, *args: Any, **kwargs: Any) -> Any:
-        images = as_tensor(x)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        if not args and first in kwargs:
+            args = (kwargs.pop(first),)
+        if not args:
+            return function(**kwargs)  # raises the error about missing arguments
+        images, args = as_tensor(args[0]), args[1:]
         dtype = images.array.dtype
         if dtype.itemsize != 2 or dtype.kind not in "fV" or type(images.array) is not np.ndarray:
             return function(images, *args, **kwargs)

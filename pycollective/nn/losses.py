@@ -138,7 +138,9 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) 
     labels
         The probability of each class, in the shape and dtype of ``logits``.
     logits
-        Floating point; the classes are along ``axis``.
+        Floating point.
+    axis : int
+        The axis of the classes.
 
     Returns
     -------
@@ -180,10 +182,15 @@ def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor:
     """Return the cross-entropy of probabilities and the logits of binary decisions, by element.
 
     ``labels`` and ``logits`` have one shape and one floating-point dtype, which are the result's too.
+    Raise a ``TypeError`` if their dtypes differ or are not floating-point, and a ``ValueError`` if
+    their shapes differ.
     """
+    name = "sigmoid_cross_entropy_with_logits"
     y, x = operands(labels, logits)
-    _same_shape("sigmoid_cross_entropy_with_logits", y, x)
+    _same_shape(name, y, x)
     target, a = y.array, x.array
+    if a.dtype.kind not in "fV":
+        raise TypeError(f"{name} needs floating-point tensors, got {a.dtype}; use cast()")
 
     def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
         return (

@@ -59,7 +59,10 @@ def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False) -> tup
 
 
 def _moments_of_channels(x: Tensor, axes: Any, keepdims: bool) -> tuple[Tensor, Tensor] | None:
-    """Return mean and variance over all axes but the last, or None without a kernel."""
+    """Return mean and variance by a kernel; None if ``axes`` are not all axes but the last.
+
+    The result is None too if the kernels do not support the array.
+    """
     a = x.array
     last = a.ndim - 1
     if last < 1 or not a.size or sorted(axes_of(axes, a.ndim, "moments")) != list(range(last)):
@@ -175,7 +178,8 @@ def normalize_batch(
     TypeError
         ``x`` does not have a floating-point dtype, or the tensors are on different devices.
     ValueError
-        ``x`` has no axis, ``scale`` or ``offset`` has another size, or ``activation`` is unknown.
+        ``x`` has no axis, ``scale``, ``offset`` or a moment has another size, or ``activation`` is
+        unknown.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")
@@ -194,6 +198,11 @@ def normalize_batch(
     if moments is not None:
         mean, variance = (_optional(value, dtype)[1] for value in moments)
         assert mean is not None and variance is not None
+        if {mean.size, variance.size} != {channels}:
+            raise ValueError(
+                f"normalize_batch: moments need {channels} numbers each, got {mean.size} and "
+                f"{variance.size}"
+            )
         known = mean, variance
     normalized = _batch_by_kernel if on_host(rows) else normalization_on_gpu.normalized
     relu = activation is not None
@@ -271,7 +280,7 @@ def layer_normalization(
 ) -> Tensor:
     """Normalize each example by the mean and variance of its elements along ``axis``.
 
-    ``scale * (x - mean) / sqrt(variance + epsilon) + offset`` (Ba et al., 2016).
+    The result is ``scale * (x - mean) / sqrt(variance + epsilon) + offset`` (Ba et al., 2016).
 
     Parameters
     ----------

@@ -119,8 +119,8 @@ def normalized(
 ) -> Normalized:
     """Normalize the columns, and multiply and shift them; with ``relu``, clip the result below at 0.
 
-    ``known`` is mean and variance, which are then constant; by default they are those of the columns, 0
-    without rows. Return the result, mean and variance, and a function. The function
+    ``known`` is mean and variance, which are then constant. If it is None, they are those of the
+    columns, and 0 without rows. Return the result, mean and variance, and a function. The function
     takes the gradient of the result. It returns the gradients of ``rows`` (None unless its second
     argument is True), ``factor`` and ``shift``.
     """

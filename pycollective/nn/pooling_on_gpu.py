@@ -118,12 +118,12 @@ def _launch(name: str, of: Array, *arrays: Array, window: Window, image: tuple[i
 
 def fits(x: Array, window: Window) -> bool:
     """Return True if the kernels support these images."""
-    apart = window.stride_h >= window.kernel_h and window.stride_w >= window.kernel_w
+    disjoint = window.stride_h >= window.kernel_h and window.stride_w >= window.kernel_w
     return (
         not on_host(x)
         and x.dtype in _KINDS
         and window.kernel_h * window.kernel_w < 255
-        and (apart or x.dtype != np.float16)
+        and (disjoint or x.dtype != np.float16)
     )
 
 

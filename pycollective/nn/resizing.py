@@ -62,8 +62,15 @@ def resize_bilinear(images: Any, height: int, width: int) -> Tensor:
         ``[n, old_height, old_width, channels]``, floating point.
     height, width : int
         The new size.
+
+    Raises
+    ------
+    TypeError
+        The images do not have a floating-point dtype.
     """
     x = as_tensor(images)
+    if x.dtype.kind not in "fV":
+        raise TypeError(f"resize_bilinear needs floating-point images, got {x.dtype}; use cast()")
     n, old_height, old_width, channels = x.shape
     down, across = _weights(old_height, height, x.array), _weights(old_width, width, x.array)
     if (found := native(x.array)) is not None and channels:

@@ -1,4 +1,4 @@
-"""Kernels that process all arrays of a step on a GPU in one launch instead of hundreds.
+"""Kernels that process many arrays of a step on a GPU in one launch.
 
 A kernel gets arrays as rows of a table with the address of each operand and its length. The table is
 passed by value, as an argument of the launch, so that nothing is copied to the device and no thread
@@ -215,9 +215,9 @@ def copies(arrays: Sequence[Array]) -> list[Array]:
     """Return copies of arrays on one GPU."""
     if not fits(arrays):
         return [array.copy() for array in arrays]
-    made = [empty(array.shape, array.dtype, array) for array in arrays]
-    _launch("copy", (made, arrays))
-    return made
+    results = [empty(array.shape, array.dtype, array) for array in arrays]
+    _launch("copy", (results, arrays))
+    return results
 
 
 def put_back(arrays: Sequence[Array], before: Sequence[Array], keep: Array) -> None:

@@ -92,16 +92,20 @@ def spread_conv2d(
     and below, and the columns left and right. The dilations are the steps between the filters' taps.
     """
     images, filters = as_tensor(x), as_tensor(w)
-    if images.ndim != 4 or filters.ndim != 4 or images.shape[3] != filters.shape[3]:
-        raise ValueError(
-            "conv2d_transpose needs images [n, height, width, channels] and filters [kernel_h, "
-            f"kernel_w, filters, channels], got shapes {images.shape} and {filters.shape}"
-        )
+    _check_shapes(images, filters)
     window = _window_of(images.shape, filters.shape, strides, sides, dilations)
     if window is not None and native(images.array, filters.array) is not None:
         return _by_gradient(images, filters, window)
     turned = transpose(filters[::-1, ::-1], [0, 1, 3, 2])
     return conv2d(_spread(images, strides, sides), turned, dilations=dilations)
+
+
+def _check_shapes(images: Tensor, filters: Tensor) -> None:
+    if images.ndim != 4 or filters.ndim != 4 or images.shape[3] != filters.shape[3]:
+        raise ValueError(
+            "conv2d_transpose needs images [n, height, width, channels] and filters [kernel_h, "
+            f"kernel_w, filters, channels], got shapes {images.shape} and {filters.shape}"
+        )
 
 
 def conv2d_transpose(
@@ -134,12 +138,19 @@ def conv2d_transpose(
     Raises
     ------
     ValueError
-        No convolution of images of ``output_shape`` has a result of the shape of ``input``.
+        No convolution of images of ``output_shape`` has a result of the shape of ``input``. Or a
+        shape has another number of axes.
     """
     images, kernel = as_tensor(input), as_tensor(filters)
     steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")
     same = is_same(padding)
     whole = tuple(int(n) for n in output_shape)
+    _check_shapes(images, kernel)
+    if len(whole) not in (2, 4):
+        raise ValueError(
+            "conv2d_transpose: output_shape is [n, out_h, out_w, filters] or [out_h, out_w], not "
+            f"{list(whole)}"
+        )
     lengths = whole[1:3] if len(whole) == 4 else whole
     sides = []
     for place in range(2):

@@ -1,7 +1,7 @@
 """Optimizer steps of a parameter, in one pass over its memory, in place.
 
 Compiled kernels update NumPy arrays of float32 and float64 in C order, without the GIL. One launch
-updates all arrays of a GPU (`together`). Other arrays use the functions of their array module.
+updates many arrays of a GPU (`together`). Other arrays use the functions of their array module.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def adam_update(
         return
     for param, grad, m, v in zip(params, grads, ms, vs, strict=True):
         _check(param, grad=grad, m=m, v=v)
-        own = native(grad) if _in_place(param, m, v) else None
-        if own is not None:
+        found = native(grad) if _in_place(param, m, v) else None
+        if found is not None:
             numbers = (alpha, 1 - beta1, 1 - beta2, epsilon)
-            kernels.rule_update("adam", [param], [*own], ([m], [v]), numbers)
+            kernels.rule_update("adam", [param], [*found], ([m], [v]), numbers)
             continue
         m += (grad - m) * (1 - beta1)
         v += (grad * grad - v) * (1 - beta2)
@@ -110,10 +110,10 @@ def sgd_update(
     speeds = [None] * len(params) if velocities is None else velocities
     for param, grad, velocity in zip(params, grads, speeds, strict=True):
         _check(param, grad=grad, velocity=velocity)
-        own = native(grad) if _in_place(param, velocity) else None
-        if own is not None:
+        found = native(grad) if _in_place(param, velocity) else None
+        if found is not None:
             speed = None if velocity is None else [velocity]
-            kernels.sgd_update([param], [*own], speed, rate, momentum, nesterov)
+            kernels.sgd_update([param], [*found], speed, rate, momentum, nesterov)
             continue
         step = grad * rate
         if velocity is None:
@@ -142,9 +142,9 @@ def rmsprop_update(
     step. With ``speed``: ``momentum speed`` is added to the step, and ``speed = step``.
     """
     _check(param, grad=grad, v=v, mean=mean, speed=speed)
-    own = native(grad) if _in_place(param, v, mean, speed) else None
-    if own is not None:
-        kernels.rmsprop_update(param, *own, v, mean, speed, rate, rho, momentum, epsilon)
+    found = native(grad) if _in_place(param, v, mean, speed) else None
+    if found is not None:
+        kernels.rmsprop_update(param, *found, v, mean, speed, rate, rho, momentum, epsilon)
         return
     v *= rho
     v += (1 - rho) * grad * grad
@@ -169,10 +169,10 @@ def updated(
     Return False, without doing anything, if the kernel does not support the arrays.
     """
     _check(param, grad=grad, **dict(zip("mv", slots, strict=False)))
-    own = native(grad) if _in_place(param, *slots) else None
-    if own is None:
+    found = native(grad) if _in_place(param, *slots) else None
+    if found is None:
         return False
-    kernels.rule_update(rule, [param], [*own], [[slot] for slot in slots], numbers)
+    kernels.rule_update(rule, [param], [*found], [[slot] for slot in slots], numbers)
     return True
 
 

@@ -5,7 +5,6 @@ Source: the Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
@@ -85,7 +84,7 @@ class Timeline:
         self._count = 0
         self._samples: deque[tuple[float, str, dict[str, int]]] = deque(maxlen=MOST_CALLS)
         self._rank, self._alone = 0, True
-        # From time.monotonic() to seconds since 1970.
+        # Add this to time.monotonic() to get seconds since 1970.
         self._offset = time.time() - time.monotonic()
 
     def add_rank(self, rank: int, alone: bool) -> None:
@@ -127,7 +126,7 @@ class Timeline:
             calls, count, samples = list(self._calls), self._count, list(self._samples)
         events: list[dict[str, Any]] = []
         rows: dict[tuple[int, int], str] = {}
-        for call, number in zip(calls, itertools.count()):
+        for number, call in enumerate(calls):
             events += self._events(call, number)
             rows[call.lane, _ASYNC if call.later else call.thread] = (
                 "async_op" if call.later else call.thread_name

@@ -43,7 +43,7 @@ def taped(
     tensors: Sequence[Tensor],
     needs: Sequence[bool],
 ) -> tuple[Tensor, Gradients]:
-    """Call a function on a tape of its own; return the output and its gradients.
+    """Call a function on a separate tape; return the output and a function for the gradients.
 
     The sources are the input and the variables; the tensors are their values. The tape watches the
     variables, not ``tensors``, because another thread may assign before the function reads.
@@ -264,9 +264,9 @@ class Captured:
         recorded = _Recorded(tensors[0].array, addresses, before)
 
         def forward() -> tuple[Array, Gradients]:
-            own = Tensor(recorded.input)
-            key_of(own)
-            output, exact = taped(function, (own, *sources[1:]), (own, *tensors[1:]), needs)
+            x = Tensor(recorded.input)
+            key_of(x)
+            output, exact = taped(function, (x, *sources[1:]), (x, *tensors[1:]), needs)
             for variable, array in zip(others, before, strict=True):
                 if variable.current().array is not array:
                     array[...] = variable.current().array
@@ -385,7 +385,7 @@ _ROUNDING = {2: 2e-2, 4: 1e-3, 8: 1e-8}
 def _separate(found: list[Any], needs: Sequence[bool]) -> list[Array]:
     """Return the needed gradients as separate arrays in C order."""
     seen: set[int] = set()
-    made: list[Array] = []
+    arrays: list[Array] = []
     for part, needed in zip(found, needs, strict=True):
         if not needed:
             continue
@@ -395,5 +395,5 @@ def _separate(found: list[Any], needs: Sequence[bool]) -> list[Array]:
         if array.data.ptr in seen:
             array = array.copy()
         seen.add(array.data.ptr)
-        made.append(array)
-    return made
+        arrays.append(array)
+    return arrays

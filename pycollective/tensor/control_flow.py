@@ -25,6 +25,8 @@ def cond(
 ) -> Any:
     """Return ``true_fn()`` if ``pred`` is true, else ``false_fn()``; only one of them is called.
 
+    ``name`` has no effect.
+
     Raises
     ------
     TypeError
@@ -50,8 +52,7 @@ def while_loop(
 ) -> Any:
     """Repeat ``loop_vars = body(*loop_vars)`` while ``cond(*loop_vars)`` is true.
 
-    Return the loop variables as tensors, in their structure. Gradients flow through the iterations,
-    unless ``back_prop`` is false.
+    Return the loop variables as tensors, in their structure.
 
     Parameters
     ----------
@@ -59,8 +60,10 @@ def while_loop(
         Called with the loop variables. ``body`` returns them in the structure of ``loop_vars``.
     loop_vars : list or tuple
         The loop variables: tensors, and nests of tensors.
+    back_prop : bool
+        Let gradients flow through the iterations.
     maximum_iterations : int, optional
-        Most iterations.
+        The most iterations.
     shape_invariants, parallel_iterations, swap_memory, name
         Have no effect.
 
@@ -83,8 +86,7 @@ def while_loop(
     most = None if maximum_iterations is None else int(maximum_iterations)
     done = 0
     while (most is None or done < most) and cond(*values):
-        made = body(*values)
-        leaves = nest.flatten(made, by_key=True)
+        leaves = nest.flatten(body(*values), by_key=True)
         if len(leaves) != count:
             raise ValueError(
                 f"'body' returned {len(leaves)} values for {count} loop variables: it must return "
@@ -109,6 +111,8 @@ def py_function(
         The arguments.
     Tout : dtype or list of dtypes
         The dtypes of the results. If it is an empty list, the function returns nothing.
+    name : str, optional
+        Has no effect.
 
     Raises
     ------
@@ -129,16 +133,18 @@ def numpy_function(
 ) -> Any:
     """Return ``func(*inp)`` as tensors, where ``func`` takes read-only NumPy arrays and returns arrays.
 
-    No gradient flows. The parameters and errors are those of `py_function`.
+    No gradient flows. The parameters and errors are those of `py_function`; ``stateful`` has no
+    effect.
     """
     return _results(func(*(as_tensor(value).numpy() for value in inp)), Tout)
 
 
-def _results(made: Any, dtypes: Any) -> Any:
+def _results(result: Any, dtypes: Any) -> Any:
     """Return a function's result as tensors of the given dtypes."""
     if not isinstance(dtypes, (list, tuple)):
-        return _of_dtype(made, dtypes)
-    values = list(made) if isinstance(made, (list, tuple)) else [] if made is None else [made]
+        return _of_dtype(result, dtypes)
+    is_list = isinstance(result, (list, tuple))
+    values = list(result) if is_list else [] if result is None else [result]
     if len(values) != len(dtypes):
         raise ValueError(
             f"the function returned {len(values)} results, 'Tout' has {len(dtypes)} dtypes"

@@ -24,11 +24,11 @@ from .variable import creators
 
 _log = logging.getLogger("pycollective")
 
-#: The functions that `function` has returned, by name and number, and the next number of each name.
+#: The functions that `function` has returned, by name and number, and the last number of each name.
 _made: weakref.WeakValueDictionary[tuple[str, int], Function] = weakref.WeakValueDictionary()
 _counts: dict[str, int] = {}
 
-#: ``record_listers[0](code)`` returns the records that a function made as a text; `keras` adds it.
+#: ``record_listers[0](code)`` returns a text with the records of a function; `keras` adds it.
 record_listers: list[Callable[[types.CodeType], str]] = []
 
 #: Values of these types are part of a signature by value, as in TensorFlow.
@@ -134,7 +134,7 @@ def _is_tensor(part: Any) -> bool:
 
 
 def _common(key: _Key, other: _Key) -> _Key | None:
-    """Return the signature with the common lengths of two signatures, or None if others differ."""
+    """Return the signature with the lengths common to two; None if more than shapes differ."""
     if len(key) != len(other):
         return None
     parts = []
@@ -225,7 +225,7 @@ class _Signatures:
 
 
 def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> NoReturn:
-    """Raise ValueError: a variable's creator in each call of a function but the first."""
+    """Raise ValueError; this is the variable creator in all calls of a function but the first."""
     name = kwargs.get("name") or "Variable"
     raise ValueError(
         f"a tf.function tried to create the variable {name!r} in a call that is not its first. Create "
@@ -250,7 +250,7 @@ class Function:
     Attributes
     ----------
     python_function : callable
-        The decorated function, with the object if this is a method.
+        The decorated function; for a method, bound to the object.
     name : str
         The name of the decorated function, or ``"function"`` if it has none.
     input_signature : tuple or None
@@ -325,8 +325,8 @@ class Function:
     def experimental_get_tracing_count(self) -> int:
         """Return the number of signatures of calls and of concrete functions.
 
-        TensorFlow traces the function for each of them. It also traces a function twice whose first
-        call creates variables; here that counts once.
+        TensorFlow traces the function for each of them. If the first call creates variables,
+        TensorFlow traces the function twice; here that counts once.
         """
         return self._signatures.count
 
@@ -337,9 +337,9 @@ class Function:
         function with an ``input_signature`` has that signature.
         """
         if self._constraints is not None and not args and not kwargs:
-            bound = self._own_signature().bind_partial()
+            bound = self._python_signature().bind_partial()
             bound.arguments = {
-                name: self._constraints[name] for name in self._own_signature().parameters
+                name: self._constraints[name] for name in self._python_signature().parameters
             }
         else:
             bound = self._bound(args, kwargs)
@@ -354,9 +354,9 @@ class Function:
     def describe_records(self) -> str:
         """Return a text with the layers whose kernels were recorded in calls of this function.
 
-        The layers have their names. Each record has its input's shape, its state, and the line of the
-        program that called the layers. Records that were made outside of the function, or in the
-        threads of other replicas, are not listed: see `Model.describe_records`.
+        The text names the layers. For each record it has the shape of the input, the state, and the
+        line of the program that called the layers. Records that were made outside of the function,
+        or in the threads of other replicas, are not listed: see `Model.describe_records`.
         """
         found = "".join(lister(self._code) for lister in record_listers if self._code is not None)
         return found or f"no layers were recorded in calls of {self.name}"
@@ -379,7 +379,7 @@ class Function:
         if len(signatures.given) < _MOST_SIGNATURES:
             signatures.given.add(given)
 
-    def _own_signature(self) -> inspect.Signature:
+    def _python_signature(self) -> inspect.Signature:
         found = self.__dict__.get("_inspected")
         if found is None:
             found = self._inspected = _signature_of(self.python_function)
@@ -388,7 +388,7 @@ class Function:
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """Return all arguments, with default values, and as tensors if there is a signature."""
         try:
-            bound = self._own_signature().bind(*args, **kwargs)
+            bound = self._python_signature().bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
         bound.apply_defaults()
@@ -622,8 +622,8 @@ def function(
         A function or method. Each object has its own function for a method.
     input_signature : sequence of nests of TensorSpec, optional
         Specs of the arguments. Each call converts arrays, numbers and lists to tensors. A tensor with
-        another dtype, or with a shape that does not fit, is a TypeError. Arguments without a spec have
-        their default values.
+        another dtype, or with a shape that does not fit, raises TypeError. Arguments without a spec
+        have their default values.
     reduce_retracing : bool
         Replace signatures that differ only in shapes by one with unknown lengths. This only changes the
         count and the warnings. ``experimental_relax_shapes`` is its old name.

@@ -1,4 +1,4 @@
-"""Gradients that become arrays only when they are needed, and their sums: multiples, and rows."""
+"""Gradients that are computed only when they are needed: a multiple of an array, or some rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGE = 64 << 10
 
 
 class Multiple:
-    """``factor * array``, of float32 or float64 in C order.
+    """``factor * scale * array``, of float32 or float64; an array on a GPU is in C order.
 
     A ``vjp`` may return it instead of an array. Its sum with another gradient then takes one pass over
     memory, or one launch on a GPU, instead of two.

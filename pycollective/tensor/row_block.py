@@ -141,9 +141,7 @@ def _aligned(inputs: Sequence[Any]) -> list[Any]:
     return [with_axes(item) for item in inputs]
 
 
-def _joined(
-    join: Callable[..., Array], arrays: Sequence[Any], axis: int, ndim: int, out: None
-) -> Array:
+def _joined(join: Callable[..., Array], arrays: Sequence[Any], axis: int, ndim: int) -> Array:
     """Join blocks, and arrays that each row of the blocks is joined with."""
     rows = next(len(array.block) for array in arrays if isinstance(array, RowBlock))
     parts = [
@@ -160,12 +158,12 @@ def _axis(axis: int, ndim: int) -> int:
     return axis % ndim + 1
 
 
-def _stack(arrays: Sequence[Any], axis: int = 0, out: None = None) -> Array:
-    return _joined(np.stack, arrays, axis, arrays[0].ndim + 1, out)
+def _stack(arrays: Sequence[Any], axis: int = 0) -> Array:
+    return _joined(np.stack, arrays, axis, arrays[0].ndim + 1)
 
 
-def _concatenate(arrays: Sequence[Any], axis: int = 0, out: None = None) -> Array:
-    return _joined(np.concatenate, arrays, axis, arrays[0].ndim, out)
+def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Array:
+    return _joined(np.concatenate, arrays, axis, arrays[0].ndim)
 
 
 def _pad(array: RowBlock, pad_width: Any, mode: str, constant_values: Any) -> Array:

@@ -13,8 +13,8 @@ from ..array_backend import Array, array_module
 def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
     """Return a function that applies a ufunc to some rows in place, once for each index."""
 
-    def apply(own: Array, index: Array, rows: Array) -> None:
-        getattr(array_module(own), ufunc).at(own, index, rows)
+    def apply(target: Array, index: Array, rows: Array) -> None:
+        getattr(array_module(target), ufunc).at(target, index, rows)
 
     return apply
 
@@ -22,25 +22,25 @@ def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
 _divide_floats = _at("divide")
 
 
-def _divide(own: Array, index: Array, rows: Array) -> None:
+def _divide(target: Array, index: Array, rows: Array) -> None:
     """Divide rows; quotients of integers are rounded towards zero, by magnitudes and signs."""
-    if own.dtype.kind not in "iu":
-        _divide_floats(own, index, rows)
+    if target.dtype.kind not in "iu":
+        _divide_floats(target, index, rows)
         return
-    module = array_module(own)
+    module = array_module(target)
     places, back = module.unique(index, return_inverse=True)
-    parts = own[places]
+    parts = target[places]
     signs = module.sign(parts)
     module.multiply.at(signs, back, module.sign(rows))
     # The magnitude of the lowest integer does not fit its signed dtype.
-    unsigned = np.dtype(f"u{own.itemsize}")
+    unsigned = np.dtype(f"u{target.itemsize}")
     sizes = module.abs(parts).astype(unsigned)
     module.floor_divide.at(sizes, back, module.abs(rows).astype(unsigned))
-    own[places] = sizes.astype(own.dtype) * signs
+    target[places] = sizes.astype(target.dtype) * signs
 
 
-def _set_rows(own: Array, index: Array, rows: Array) -> None:
-    own[index] = rows
+def _set_rows(target: Array, index: Array, rows: Array) -> None:
+    target[index] = rows
 
 
 SCATTER: dict[str, Callable[[Array, Array, Array], Any]] = {

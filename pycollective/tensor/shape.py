@@ -37,9 +37,9 @@ class TensorShape(tuple[Any, ...]):
     def __new__(cls, dims: Any) -> TensorShape:
         """Make a shape from lengths, one length, another shape, or None."""
         if dims is None or (isinstance(dims, TensorShape) and not dims._known):
-            made = tuple.__new__(cls)
-            made._known = False
-            return made
+            unknown = tuple.__new__(cls)
+            unknown._known = False
+            return unknown
         items = dims if isinstance(dims, Iterable) else (dims,)
         lengths = tuple(None if n is None else index(n) for n in items)
         if any(n is not None and n < 0 for n in lengths):
@@ -130,7 +130,10 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape([*tuple.__iter__(self), *tuple.__iter__(other)])
 
     def with_rank(self, rank: int) -> TensorShape:
-        """Return this shape if its rank is ``rank`` or unknown; else raise a ValueError."""
+        """Return this shape if it has this rank; else raise a ValueError.
+
+        If the rank is unknown, return a shape of ``rank`` unknown lengths.
+        """
         try:
             return self.merge_with([None] * rank)
         except ValueError:

@@ -22,6 +22,13 @@ class TensorSpec:
         The dtype of the tensor, None if unknown.
     name : str, optional
         A name.
+
+    Raises
+    ------
+    TypeError
+        The shape is neither None nor a sequence of integers and None.
+    ValueError
+        A length is negative.
     """
 
     shape: tuple[int | None, ...] | None

@@ -411,8 +411,8 @@ class GradientTape:
         if unconnected == "zero":
             for place, source in enumerate(places):
                 if results[place] is None:
-                    own = _resolve(source, "gradient")
-                    array = (own if isinstance(own, Tensor) else own.current()).array
+                    found = _resolve(source, "gradient")
+                    array = (found if isinstance(found, Tensor) else found.current()).array
                     results[place] = Tensor(array_module(array).zeros(array.shape, array.dtype))
         if not self._persistent:
             self._tracked = set()
@@ -442,11 +442,11 @@ class GradientTape:
             read = known(id(source))
             if read is None or read[0] is not source:
                 local = getattr(source, "local", None)
-                own = _resolve(source, caller) if local is None else local()
-                if isinstance(own, Tensor):
-                    keys.append((own._key,) if own._key in self._tracked else ())
+                found = _resolve(source, caller) if local is None else local()
+                if isinstance(found, Tensor):
+                    keys.append((found._key,) if found._key in self._tracked else ())
                     continue
-                read = known(id(own))
+                read = known(id(found))
             keys.append(() if read is None else tuple(read[1]))
         return keys
 
@@ -515,8 +515,9 @@ def _sweep(
     as early as possible.
     """
     reached = _reached(nodes, wanted)
-    # Sums made here may be changed in place; the results of a vjp may be shared.
-    own: set[int] = set()
+    # The keys of sums that were computed here and may be changed in place. The results of a vjp may
+    # be shared.
+    sums: set[int] = set()
     number = len(nodes)
     while number:
         if number in last_uses:
@@ -544,13 +545,13 @@ def _sweep(
             known = gradients.get(key)
             if known is None:
                 gradients[key] = part
-            elif key in own:
+            elif key in sums:
                 add_to(known, part)
             else:
                 total = _sum(known, part)
                 gradients[key] = total
                 if total.__class__ is not Rows and total.ndim:
-                    own.add(key)
+                    sums.add(key)
         del vjp, gradient
     complete(last_uses.get(0, ()))
 

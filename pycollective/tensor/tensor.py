@@ -305,7 +305,7 @@ def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
 
 
 def _is_weak(value: Any) -> bool:
-    """Return True for a value whose dtype adapts to the other operand: no array, but scalars."""
+    """Return True for scalars and lists of scalars, whose dtype adapts to the other operand."""
     if isinstance(value, (list, tuple)):
         return all(_is_weak(item) for item in value) if len(value) else True
     return isinstance(value, (bool, int, float, np.generic))

@@ -95,8 +95,8 @@ class _VariableMeta(type):
 
         for creator in creators.stack:
             make = _chain(creator, make)
-        made: _T = make(**named)
-        return made
+        variable: _T = make(**named)
+        return variable
 
 
 def _chain(creator: Callable[..., Any], next_creator: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,9 +128,11 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     Raises
     ------
+    TypeError
+        The initial value cannot be converted to ``dtype``.
     ValueError
-        The initial value is missing, its shape is not ``shape``, or the variable is trainable and
-        ``ON_READ``.
+        The initial value is missing, its shape is not ``shape``, ``shape`` has an unknown length,
+        or the variable is trainable and ``ON_READ``.
 
     Notes
     -----
@@ -275,7 +277,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self.value()
 
     def numpy(self) -> Any:
-        """Return a copy of the value as a NumPy array."""
+        """Return a copy of the value as a NumPy array, or as a NumPy scalar if it has no axes."""
         return to_numpy(self.current().array).copy()[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -338,30 +340,30 @@ class Variable(Operators, metaclass=_VariableMeta):
         """
         array = self.checked(value, "assign")
         if self._in_place:
-            self.update_inplace(lambda own: np.copyto(own, array))
+            self.update_inplace(lambda target: np.copyto(target, array))
             return self
         with self._lock:
-            own, free = self._release()
+            target, free = self._release()
             try:
-                with beside(own):
+                with beside(target):
                     if free:
-                        own[...] = array
+                        target[...] = array
                     else:
-                        own = copy(array)
+                        target = copy(array)
             finally:
-                self.set_array(own)
+                self.set_array(target)
         return self
 
     def assign_add(self, value: Any, read_value: bool = True) -> Variable:
         """Add ``value`` in place, and return the variable; checks as `assign`."""
         array = self.checked(value, "assign_add")
-        self.update_inplace(lambda own: add_to(own, array, 1.0))
+        self.update_inplace(lambda target: add_to(target, array, 1.0))
         return self
 
     def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
         """Subtract ``value`` in place, and return the variable; checks as `assign`."""
         array = self.checked(value, "assign_sub")
-        self.update_inplace(lambda own: add_to(own, array, -1.0))
+        self.update_inplace(lambda target: add_to(target, array, -1.0))
         return self
 
     # Rows -------------------------------------------------------------------------------------
@@ -413,55 +415,55 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self._scatter("scatter_max", sparse_delta)
 
     def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
-        """Set the rows at some indices, to one of the rows of equal indices; see `scatter_add`."""
+        """Set the rows at some indices; equal indices set one of their rows. See `scatter_add`."""
         return self._scatter("scatter_update", sparse_delta)
 
     def _scatter(self, method: str, slices: Any) -> Variable:
         index, rows = self.checked_rows(slices, method)
-        self.update_inplace(lambda own: SCATTER[method](own, index, rows))
+        self.update_inplace(lambda target: SCATTER[method](target, index, rows))
         return self
 
     def checked_rows(self, slices: Any, method: str) -> tuple[Array, Array]:
         """Return indices and rows; raise an error if they do not match the variable."""
         if not isinstance(slices, IndexedSlices):
             raise TypeError(f"{method}: sparse_delta is not IndexedSlices: {slices!r}")
-        own = self.like()
+        like = self.like()
         index, rows = slices.indices.array, slices.values.array
-        if not own.ndim or rows.shape[1:] != own.shape[1:] or rows.dtype != own.dtype:
+        if not like.ndim or rows.shape[1:] != like.shape[1:] or rows.dtype != like.dtype:
             raise ValueError(
-                f"{method}: variable {self._name!r} has shape {own.shape} and dtype {own.dtype}, "
+                f"{method}: variable {self._name!r} has shape {like.shape} and dtype {like.dtype}, "
                 f"the rows have shape {rows.shape} and dtype {rows.dtype}"
             )
-        if index.size and (int(index.min()) < 0 or int(index.max()) >= own.shape[0]):
+        if index.size and (int(index.min()) < 0 or int(index.max()) >= like.shape[0]):
             raise ValueError(
                 f"{method}: indices from {int(index.min())} to {int(index.max())} are not all in 0 "
-                f"to {own.shape[0] - 1}, the rows of variable {self._name!r}"
+                f"to {like.shape[0] - 1}, the rows of variable {self._name!r}"
             )
-        if method == "scatter_div" and own.dtype.kind == "b":
+        if method == "scatter_div" and like.dtype.kind == "b":
             raise TypeError(
-                f"scatter_div: variable {self._name!r} has dtype {own.dtype}; only numbers can be "
+                f"scatter_div: variable {self._name!r} has dtype {like.dtype}; only numbers can be "
                 "divided"
             )
-        if method == "scatter_div" and own.dtype.kind in "iu" and not rows.all():
+        if method == "scatter_div" and like.dtype.kind in "iu" and not rows.all():
             raise InvalidArgumentError(
                 f"Integer division by zero: the rows by which scatter_div divides variable "
-                f"{self._name!r} of dtype {own.dtype} have a 0"
+                f"{self._name!r} of dtype {like.dtype} have a 0"
             )
-        return asarray(index, like=own.array), asarray(rows, like=own.array)
+        return asarray(index, like=like.array), asarray(rows, like=like.array)
 
     def checked(self, value: Any, method: str) -> Array:
         """Return ``value`` as an array; raise an error for another shape or dtype."""
-        own = self.like()
-        tensor = as_tensor(value, like=own)
+        like = self.like()
+        tensor = as_tensor(value, like=like)
         array = tensor.array
-        if not isinstance(value, (Tensor, Variable)) and array.dtype != own.dtype:
-            array = as_tensor(array, own.dtype).array
-        if array.shape != own.shape or array.dtype != own.dtype:
+        if not isinstance(value, (Tensor, Variable)) and array.dtype != like.dtype:
+            array = as_tensor(array, like.dtype).array
+        if array.shape != like.shape or array.dtype != like.dtype:
             raise ValueError(
-                f"{method}: variable {self._name!r} has shape {own.shape} and dtype {own.dtype}, "
+                f"{method}: variable {self._name!r} has shape {like.shape} and dtype {like.dtype}, "
                 f"the value has shape {array.shape} and dtype {array.dtype}"
             )
-        return asarray(array, like=own.array)
+        return asarray(array, like=like.array)
 
     #: True if updates write to the array that `in_place` yields, whose memory variables may share.
     _in_place: Any = property(operator.attrgetter("_lock_free"))
@@ -522,7 +524,7 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         # `type.__call__` ignores the creators of this thread.
-        own: Variable = type.__call__(
+        copied: Variable = type.__call__(
             type(self),
             self.current(),
             self._trainable,
@@ -530,11 +532,11 @@ class Variable(Operators, metaclass=_VariableMeta):
             synchronization=self._synchronization,
             aggregation=self._aggregation,
         )
-        own._distribute_strategy = self._distribute_strategy
-        own.device, own._lock_free = self.device, self._lock_free
-        own.constraint = self.constraint
-        memo[id(self)] = own
-        return own
+        copied._distribute_strategy = self._distribute_strategy
+        copied.device, copied._lock_free = self.device, self._lock_free
+        copied.constraint = self.constraint
+        memo[id(self)] = copied
+        return copied
 
     def __len__(self) -> int:
         return len(self.local().like())
@@ -570,17 +572,17 @@ def reads(variables: Sequence[Variable]) -> list[Tensor]:
 
     The variables are plain or mirrored. The loop is that of `Variable._read`, in one call.
     """
-    own = [variable.local() for variable in variables]
+    components = [variable.local() for variable in variables]
     tensors: list[Tensor] = []
-    for variable in own:
+    for variable in components:
         tensor = variable._tensor
         tensors.append(variable.current() if tensor is None else tensor)
     for tape in thread_state.tapes:
-        tape.watch_reads(own, tensors)
+        tape.watch_reads(components, tensors)
     reads_as = thread_state.reads_as
     if reads_as is not None:
         for place, tensor in enumerate(tensors):
-            if own[place]._trainable and tensor.array.dtype.kind in "fV":
+            if components[place]._trainable and tensor.array.dtype.kind in "fV":
                 tensors[place] = cast(tensor, reads_as)
     return tensors
 

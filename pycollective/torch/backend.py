@@ -91,7 +91,10 @@ def _reduced(tensor: Any, op: Any) -> tuple[Array, Array, str]:
 
 
 def _call(label: str) -> Callable[[_Method], _Method]:
-    """Decorate a call: PyTorch's errors, the profiler, and other backends for other devices."""
+    """Return a decorator of calls: it raises PyTorch's errors, and shows the call to the profiler.
+
+    The call on tensors of another device goes to the backend of that device.
+    """
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
@@ -114,10 +117,11 @@ def _call(label: str) -> Callable[[_Method], _Method]:
 
 
 def _base() -> Any:
-    """Return the class of PyTorch of which Python can make complete backends.
+    """Return the base class of PyTorch with which a backend in Python is complete.
 
-    PyTorch 2.13 makes no `Backend` of Python. In 2.14 and 2.15 a backend's work loses the rank that
-    sent a message. There, subclasses of `dist.ProcessGroup` get the calls directly from Python.
+    PyTorch 2.13 cannot construct a `Backend` from Python. In 2.14 and 2.15 a backend's work loses
+    the rank that sent a message. In these versions, a subclass of `dist.ProcessGroup` gets the
+    calls directly from Python.
     """
 
     class Received(dist.Work):  # type: ignore[misc]
@@ -139,7 +143,7 @@ def _base() -> Any:
 
 
 class _Name(Backend):  # type: ignore[misc]
-    """The object that PyTorch's flight recorder, from 2.15 on, asks for the backend of a group."""
+    """The object that PyTorch's flight recorder, from 2.15 on, asks for the name of a backend."""
 
     def getBackendName(self) -> str:
         return "pycollective"
@@ -148,8 +152,8 @@ class _Name(Backend):  # type: ignore[misc]
 class ProcessGroup(_base()):  # type: ignore[misc]
     """A process group of PyTorch whose calls run on a communicator of this package.
 
-    The methods are those that ``torch.distributed`` and PyTorch's C++ code call. A synchronous call has
-    no work of its own: it is done when the method returns.
+    The methods are those that ``torch.distributed`` and PyTorch's C++ code call. A synchronous call
+    is done when the method returns.
 
     Parameters
     ----------
@@ -178,7 +182,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         self._watcher = Watcher()
         self._coalesced: list[Work] | None = None
         self._on_devices: dict[str, Any] = {}
-        self._shared: set[int] = set()  # the addresses of share()
+        self._shared: set[int] = set()  # addresses of memory that share() made
 
     # The group ----------------------------------------------------------------------------------
 
@@ -204,7 +208,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Return the object with the backend's methods, which is this one."""
+        """Return the object with the backend's methods: for CPUs this one, else another group."""
         return self if torch.device(device).type == "cpu" else self._group_on(torch.device(device))
 
     def _group_on(self, device: torch.device) -> Any:
@@ -248,7 +252,8 @@ class ProcessGroup(_base()):  # type: ignore[misc]
                 self._comm.close()
         finally:
             self._watcher.close()
-            # A DeviceMesh keeps this object, and a closed communicator keeps its shared memory.
+            # A DeviceMesh keeps this object, and a closed communicator keeps its shared memory:
+            # replace the communicator.
             (self._comm,) = comm.local_group(1, timeout=self._comm.timeout)
             self._comm.close()
             self._messages = Messages(self._comm)
@@ -260,7 +265,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     # Every call ---------------------------------------------------------------------------------
 
     def _profiled(self, label: str, method: Any, args: Any, kwargs: Any) -> Any:
-        """Make a call that PyTorch's profiler shows, from its begin to the end of its work."""
+        """Make a call that PyTorch's profiler shows, from its beginning to the end of its work."""
         record = _record_function_with_args_enter(f"{self.name()}:{label}", *_tensors(args))
         # The profiler's state belongs to this thread. A callback that PyTorch attaches to a future takes
         # the state along: a record that another thread ends itself would have no end.
@@ -289,7 +294,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         self, opts: Any, result: Any, method: Callable[..., Any], *args: Any,
         after: _Pairs | None = None, **kwargs: Any,
     ) -> Work:  # fmt: skip
-        """Make a call, then copy arrays to others; return the work."""
+        """Make a call, then copy between the arrays of ``after``; return the work."""
         options = self._options(opts)
         work = method(*args, **kwargs, **options)
         if not options["async_op"]:
@@ -334,7 +339,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         return isinstance(device, int) or bool(torch.device(device).type == "cpu")
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Any:
-        """Return a flat tensor in memory that all ranks of this host map; its calls are faster."""
+        """Return a flat tensor in memory that all ranks of this host map, for faster calls."""
         if torch.device(device).type != "cpu":
             raise _OtherDeviceError(torch.device(device))
         return torch.from_numpy(self._comm.empty(size * dtype.itemsize, np.uint8)).view(dtype)
@@ -381,9 +386,9 @@ class ProcessGroup(_base()):  # type: ignore[misc]
             raise TypeError(
                 "sparse tensors can only be added: use ReduceOp.SUM, or tensor.to_dense()"
             )
-        mine = tensor.detach().coalesce()
+        coalesced = tensor.detach().coalesce()
         options = self._options(opts) | {"async_op": False}
-        parts = [_host(mine.indices().t().contiguous()), _host(mine.values())]
+        parts = [_host(coalesced.indices().t().contiguous()), _host(coalesced.values())]
         indices, values = (self._comm.all_gather(p, ragged=True, **options) for p in parts)
         total = torch.sparse_coo_tensor(
             torch.from_numpy(indices).t(),
@@ -666,7 +671,7 @@ def _copy(pairs: _Pairs | None) -> None:
 
 
 def _like(array: Array, tensor: Any) -> Any:
-    """Return an array as a tensor of another one's dtype."""
+    """Return an array as a tensor with the dtype of ``tensor``."""
     if tensor.dtype in _SAME_SIZE:
         array = array.view(np.uint8 if array.itemsize == 1 else f"i{array.itemsize}")
         return torch.from_numpy(array).view(tensor.dtype)

@@ -74,7 +74,7 @@ class Messages:
         return Work([task], lambda: task.source)
 
     def close(self) -> None:
-        """Send no more messages, and wait until the notices end that this rank waits for."""
+        """Tell all ranks that no message follows, and wait for the pending receives of notices."""
         with contextlib.suppress(CollectiveError):
             for rank in self._peers:
                 self._comm.send(np.array([_END]), rank, _NOTICES, timeout=1.0)
@@ -145,7 +145,7 @@ class _Receive:
     A thread makes the receive, because the other rank may wait for it in `send`.
     """
 
-    times = 0.0, 0.0  # of traces, which have no calls of this class
+    times = 0.0, 0.0  # for traces, which do not show these receives
 
     def __init__(self, receive: Callable[[], int]) -> None:
         self.source = -1

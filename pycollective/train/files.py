@@ -178,13 +178,13 @@ def _unlink(path: str) -> None:
 
 def _data_files(path: str) -> set[str]:
     """Return the data files of a checkpoint, including those of killed writers."""
-    own = re.compile(
+    pattern = re.compile(
         rf"{re.escape(os.path.basename(path))}(\.[0-9a-f]{{16}})?{re.escape(DATA_SUFFIX)}"
     )
     directory = os.path.dirname(path)
     with contextlib.suppress(FileNotFoundError):
         names = os.listdir(directory or ".")
-        return {os.path.join(directory, name) for name in names if own.fullmatch(name)}
+        return {os.path.join(directory, name) for name in names if pattern.fullmatch(name)}
     return set()
 
 

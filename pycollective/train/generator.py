@@ -55,7 +55,8 @@ def create_rng_state(seed: Any, alg: Any = "philox") -> Any:
     Parameters
     ----------
     seed : int or sequence of int
-        One integer of any size, or up to three of 64 bits. A single word becomes the key.
+        One integer, of which the lowest 192 bits count, or up to three integers of 64 bits. A
+        single word becomes the key.
     alg : str, int or Algorithm
         The algorithm.
 
@@ -101,7 +102,8 @@ class Generator(Trackable):
     Raises
     ------
     ValueError
-        Neither ``copy_from`` nor ``state`` and ``alg`` are given, or the state has another length.
+        The arguments are not ``copy_from`` alone, or ``state`` with ``alg``. The state does not
+        consist of three integers, or the algorithm is unknown.
 
     Notes
     -----
@@ -109,10 +111,11 @@ class Generator(Trackable):
     give equal numbers in every program and on every machine with the same version of NumPy.
 
     A generator that was made in a strategy's scope has a state on each replica. In a replica function
-    each replica draws from its own stream, which depends on the state and the replica's number. Outside
-    of one, a draw advances the states of all replicas. A checkpoint saves one replica's state, so all
-    replicas should make the same draws before it. A checkpoint can be restored into a strategy with
-    another number of replicas: a replica's stream depends on its number only.
+    each replica draws from its own stream, which depends on the state and the replica's number.
+    Outside of a replica function, a draw advances the states of all replicas. A checkpoint saves
+    one replica's state, so all replicas should make the same draws before it. A checkpoint can be
+    restored into a strategy with another number of replicas: a replica's stream depends on its
+    number only.
     """
 
     def __init__(self, copy_from: Generator | None = None, state: Any = None, alg: Any = None):

@@ -75,9 +75,9 @@ class PreemptionCheckpointHandler:
     """A handler that saves a checkpoint on all workers after the same step when one is preempted.
 
     The program calls `run` for each step. After each step the workers agree whether one of them got the
-    signal. All of them then save, and exit with code 42. With a grace period they continue, and save
-    again before it ends. A new run of the program restores the checkpoint in the constructor. Call
-    `save_checkpoint_if_preempted` after the last step for signals that arrive later.
+    signal. If one got it, all save and exit with code 42. With a grace period they continue, and
+    save again before it ends. A new run of the program restores the checkpoint in the constructor.
+    Call `save_checkpoint_if_preempted` after the last step for signals that arrive later.
 
     Parameters
     ----------
@@ -247,15 +247,15 @@ def _poll(
 
     The thread has a weak reference, because the handler refers to the variables and their strategy.
     """
-    silent = False
+    warned = False
     while not over.is_set():
         try:
             preempted = watcher()
-            silent = False
+            warned = False
         except OSError as error:  # the metadata server may answer the next call
-            if not silent:
+            if not warned:
                 _log.warning("termination_watcher_fn failed, and will be called again: %s", error)
-            silent, preempted = True, False
+            warned, preempted = True, False
         alive = handler()
         if alive is None or alive._preempted_at is not None:
             return

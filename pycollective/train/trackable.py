@@ -32,7 +32,7 @@ _stamp = object()
 
 
 def structure_stamp() -> object:
-    """Return an object that is replaced whenever a `Trackable` gets or loses an attribute.
+    """Return an object that is replaced whenever the parts of a `Trackable` may have changed.
 
     Changes within lists and dicts that are attributes do not count.
     """
@@ -111,9 +111,10 @@ class Trackable:
     ) -> Variable:
         """Make a variable that belongs to this object.
 
-        Its name in checkpoints is ``name``, made unique among the object's variables; its own name is
-        ``label``. The function ``initial_value`` is not called if a restored checkpoint has the value.
-        Options are the value's ``shape`` and ``dtype``, and further arguments of `Variable`.
+        Its name in checkpoints is ``name``, and its own name is ``label``. Both get a number if the
+        object already has a variable ``name``. The function ``initial_value`` is not called if a
+        restored checkpoint has the value. Options are the value's ``shape`` and ``dtype``, and
+        further arguments of `Variable`.
         """
         unique, number = name, 0
         while unique in self._variables:

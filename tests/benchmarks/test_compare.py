@@ -1,4 +1,4 @@
-"""benchmarks/compare.py: ratios, bars, checks of results, and continuing after a stop."""
+"""benchmarks/compare.py: ratios, goals, checks of results, and continuing after a stop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def times(*us, memory=None):
 
 
 def row(text, what):
-    """Return the cells of a call's line in the table of bars."""
+    """Return the cells of a call's line in the table of goals."""
     (line,) = [x for x in text.splitlines() if x.startswith(f"| {what} |")]
     return [cell.strip() for cell in line.split("|")[2:6]]
 
@@ -75,7 +75,7 @@ def test_ratios_are_of_medians_and_of_the_best_peer(compare):
     assert text.count("| – / – / – / – / – | not measured |") == 2  # comm.empty(), shared_arrays()
 
 
-def test_ratios_kinds_of_memory_stand_side_by_side(compare):
+def test_ratios_have_a_row_for_each_kind_of_memory(compare):
     launches = {
         "pycollective": [times(2, 10, 100)],
         "pycollective, comm.empty()": [times(2, 5, 50)],
@@ -91,7 +91,7 @@ def test_ratios_kinds_of_memory_stand_side_by_side(compare):
     assert row(text, "2 processes: broadcast")[2:] == ["– / – / 0.20 / 0.50", "met"]
 
 
-def test_ratios_gloo_faster_than_mpi_counts_for_the_ratio_and_not_for_the_bar(compare):
+def test_ratios_gloo_faster_than_mpi_counts_for_the_ratio_and_not_for_the_goal(compare):
     launches = {
         "pycollective": [times(2, 10, 100)],
         "A": [times(8, 40, 400)],
@@ -103,7 +103,7 @@ def test_ratios_gloo_faster_than_mpi_counts_for_the_ratio_and_not_for_the_bar(co
     assert row(text, "2 processes: all_reduce")[2:] == ["0.25 / – / 0.25 / 0.25 / –", "met"]
 
 
-def test_tables_calls_of_one_size_have_it_in_their_name(compare):
+def test_tables_call_of_one_size_fills_one_column(compare):
     found = {"0": {"us": 1.0}}
     launches = {"pycollective": [found], "A": [{"0": {"us": 4.0}}]}
     done = {
@@ -116,7 +116,7 @@ def test_tables_calls_of_one_size_have_it_in_their_name(compare):
     assert row(text, "2 processes: barrier") == ["", "≤ 0.5 × best MPI", "0.25", "met"]
 
 
-def test_bars_of_the_machine_are_compared_with_its_memory_and_its_links(compare):
+def test_goals_are_compared_with_the_rates_of_the_memory_and_the_loopback(compare):
     # 2 × 2 × 16 MiB at 100 GB/s: 671 µs.
     ours = [times(9, 50, 700, memory=100.0)]
     launches = {"pycollective": ours, "TensorFlow eager": [times(99, 99, 650)]}
@@ -315,7 +315,7 @@ class Idle:
         group = ranks.Group()
         self.rank, self.size, self.sums, self.run, self.name = rank, size, group.sums, run, call
         self.array, self.result, self.barrier = group.array, group.result, lambda: None
-        self.parts, self.right = group.parts, True
+        self.divisor, self.right = group.divisor, True
 
     def call(self, call, size, x, out):
         return {self.name: lambda: self.run(x), "all_reduce": lambda: self.run(x)}[call]
@@ -371,7 +371,7 @@ def test_measure_counts_the_slowest_rank_and_the_median_repeat(ranks):
 # Bare copies ------------------------------------------------------------------------------------
 
 
-def test_bare_copies_are_no_peer_and_explain_a_missed_bar(compare):
+def test_bare_copies_are_no_peer_and_explain_a_missed_goal(compare):
     kinds = {"bare copies": "bare"}
     launches = {"pycollective": [times(6, 9, 8)], "M": [times(10, 10, 10)],
                 "bare copies": [times(3, 3, 4)]}  # fmt: skip
@@ -384,8 +384,8 @@ def test_bare_copies_are_no_peer_and_explain_a_missed_bar(compare):
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "broadcast", "gather", "scatter", "all_to_all"])
-def test_bare_copies_have_as_many_bytes_as_the_call(ranks, call):
-    """All bytes of a result that other ranks gave, and of the own part, are written by the copies."""
+def test_bare_copies_write_every_byte_of_the_result(ranks, call):
+    """The copies write all bytes of a result: those of other ranks, and those of this rank."""
     size, count = 3, 12
     for rank in range(size):
         values = ranks.Values(call, 4 * count, rank, size)

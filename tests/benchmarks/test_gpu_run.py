@@ -67,7 +67,7 @@ def run(tmp_path, tools, *stages, **environment):
         ("echo Some GPU", 1, "CuPy cannot use the GPU (Some GPU)"),
     ],
 )
-def test_run_without_what_it_needs_says_so_and_writes_no_report(tmp_path, smi, cupy, said):
+def test_run_without_a_gpu_or_cupy_says_so_and_writes_no_report(tmp_path, smi, cupy, said):
     python = PYTHON.format(cupy=cupy, tests=0, python=sys.executable)
     done, out = run(tmp_path, {"nvidia-smi": f"#!/bin/sh\n{smi}\n", "python": python})
     assert done.returncode == 1
@@ -117,7 +117,9 @@ def test_run_with_a_sanitizer_that_checked_no_kernel_fails(tmp_path, missing):
     done, out = run(tmp_path, tools, "sanitizer")
     assert done.returncode == 1
     found = json.loads((out / "gpu.json").read_text())["sanitizer"].values()
-    assert set(found) == {"no kernel was looked at: no summary of it, or no test that passed"}
+    assert set(found) == {
+        "no kernel was checked: the output has no summary, or no test that passed"
+    }
 
 
 def test_a_sanitizer_that_refuses_the_device_is_no_error(tmp_path):

@@ -39,7 +39,7 @@ class StandIn:
         return self.hear(seconds)
 
 
-def test_contestants_take_turns(bench):
+def test_measured_has_medians_of_windows_or_reasons_of_failures(bench):
     good = StandIn(
         "good", [{"rate": 1, "loss": 1.0}, *({"rate": r, "loss": 1.0} for r in (5, 7, 6))]
     )

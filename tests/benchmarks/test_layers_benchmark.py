@@ -143,9 +143,7 @@ def test_peers_results_are_compared_with_ours(layers, monkeypatch, tmp_path):
     assert layers.prepare("jax", row, case, file)[1].startswith("gradients[0] differs by")
 
 
-@pytest.mark.parametrize(
-    "name", ["Dense", "tanh", "Huber", "Accuracy", "SGD", "reduce_sum"], ids=lambda n: n
-)
+@pytest.mark.parametrize("name", ["Dense", "tanh", "Huber", "Accuracy", "SGD", "reduce_sum"])
 def test_our_steps_have_results_for_each_kind(layers, tmp_path, name):
     _, row, case = next(layers.rows([1], [name]))
     steps, _ = layers.prepare(layers.OURS, row, case, str(tmp_path / "results.npz"))

@@ -69,7 +69,7 @@ def test_bench_of_every_collective_among_threads_is_right(tmp_path, capsys, plac
     + [("int8", "sum"), ("float16", "mean"), ("bool", "xor"), ("int64", "and")]
     + [("complex64", "mean"), ("bfloat16", "sum")],
 )
-def test_bench_of_each_dtype_and_operation_has_no_errors(tmp_path, capsys, dtype, op):
+def test_bench_of_each_dtype_and_operation_has_no_errors(capsys, dtype, op):
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
     collectives = ["all_reduce", "reduce", "reduce_scatter"]
@@ -225,7 +225,7 @@ def test_a_rank_that_fails_ends_the_run(monkeypatch):
         bench("-c", "broadcast", "-e", "8")
 
 
-def test_options_that_contradict_each_other_are_refused(capsys):
+def test_bench_wrong_options_are_refused_with_the_reason(capsys):
     for words, text in (
         ("-b 1M -e 1K", "sizes must grow"),
         ("-b 2 -e 1K", "from at least 4 bytes"),
@@ -242,7 +242,7 @@ def test_options_that_contradict_each_other_are_refused(capsys):
         assert ended.value.code == 2 and text in capsys.readouterr().err
 
 
-def test_plot_needs_matplotlib_and_draws_each_algorithm(tmp_path, capsys, monkeypatch):
+def test_bench_plot_needs_matplotlib_and_writes_a_picture(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     picture = tmp_path / "bench.svg"
     with pytest.raises(SystemExit):
@@ -338,7 +338,7 @@ def test_tune_writes_a_table_that_groups_use(tmp_path, capsys, monkeypatch, capl
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    """Write a table in which broadcast is the chain to 100 bytes and all_reduce the ring."""
+    """Write a table: broadcast uses chain up to 100 bytes, all_reduce uses ring up to 64."""
     file = tmp_path / "table.json"
     rows = [(_core.Collective.broadcast, 100, "chain"), (_core.Collective.all_reduce, 64, "ring")]
     for transport in ("threads", "shared memory", "TCP"):
@@ -359,20 +359,21 @@ def called(comm):
 
 
 @pytest.fixture
-def copies():
+def past_cache_reset():
+    """Reset the size from which copies bypass the caches, at the end of the test."""
     yield
     _core.set_past_cache_from(0)
 
 
 @pytest.mark.parametrize("setting", [0, 54_321])
-def test_measuring_copies_restores_the_setting(monkeypatch, copies, setting):
+def test_measuring_copies_restores_the_setting(monkeypatch, past_cache_reset, setting):
     monkeypatch.setattr("pycollective.benchmark.tune._COPIED", [1 << 20])
     _core.set_past_cache_from(setting)
     spawn(past_cache_from, 2, threads=True)
     assert _core.past_cache_setting() == setting
 
 
-def test_copies_bypass_the_caches_from_the_measured_size_on(table, copies):
+def test_copies_bypass_the_caches_from_the_measured_size_on(table, past_cache_reset):
     usual = _core.past_cache_from()
     local_group(2)
     assert _core.past_cache_from() == usual  # the file does not set it
@@ -384,7 +385,9 @@ def test_copies_bypass_the_caches_from_the_measured_size_on(table, copies):
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "much"])
-def test_a_wrong_size_of_copies_makes_the_file_useless(table, copies, caplog, wrong):
+def test_wrong_past_cache_from_of_a_table_is_logged_and_not_used(
+    table, past_cache_reset, caplog, wrong
+):
     content = json.loads(table.read_text())
     table.write_text(json.dumps({**content, "past_cache_from": wrong}))
     usual = _core.past_cache_from()
@@ -463,7 +466,7 @@ def test_a_bad_table_gives_one_warning(table, caplog, change, text):
 @pytest.mark.parametrize(
     "tables", ["no object", [1], {"tcp": [1]}, {"tcp": None}, {"tcp": {"2": 5}}], ids=repr
 )
-def test_save_over_a_table_with_wrong_types_replaces_or_keeps_it(tmp_path, tables):
+def test_save_over_a_table_with_wrong_types_writes_the_new_rows(tmp_path, tables):
     file = tmp_path / "tuning.json"
     content = {"format": tuning.FORMAT, "host": tuning.host(), "tables": tables}
     for text in (json.dumps(content), "[" * 100_000, "[]", "{"):

@@ -96,6 +96,7 @@ def test_train_missing_data_are_named_in_the_error(tmp_path, capsys):
      ["simulate", "--root", "-1"], ["simulate", "--plot", "x.bmp"], ["simulate", "--json", "/"],
      ["bench", "-n", "1025"], ["bench", "-n", "²"], ["bench", "--plot", "x.bmp"],
      ["bench", "--json", "nowhere/x.json"], ["bench", "-b", "9" * 16],
+     ["simulate", "--cluster", "this-machine", "-n", "2", "--ranks-per-host", "2"],
      ["simulate", "-n", "4,5,0"], ["simulate", "-c", "shout"], ["simulate", "-f", "1"],
      ["run", "-n", "1025", "x.py"], ["run", "-n", "9" * 5000, "x.py"],
      ["train", "--learning-rate", "-1"], ["train", "--learning-rate", "inf"],
@@ -144,7 +145,7 @@ def test_checkpoint_dir_unwritable_is_refused_before_training(tmp_path, capsys, 
     assert said.count("\n") == 1
 
 
-def test_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch):
+def test_output_that_cannot_be_written_gives_one_line_of_error(tmp_path, capsys, monkeypatch):
     def full(self, text):
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
 
@@ -243,7 +244,7 @@ def lines(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines() if line[0] != "#"]
 
 
-def test_simulate_several_collectives_and_hierarchical_where_hosts_have_several_ranks(capsys):
+def test_simulate_lists_each_collective_and_hierarchical_if_hosts_have_several_ranks(capsys):
     words = "simulate -n 4 -c all_reduce broadcast -b 64 -e 64 --ranks-per-host 2 --verify"
     assert main(words.split()) == 0
     names = [("all_reduce", name) for name in [*algorithms.names("all_reduce"), "hierarchical"]]

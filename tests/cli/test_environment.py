@@ -62,6 +62,6 @@ def test_number_out_of_range_is_named(text):
     assert environment.number({"A": " 3 "}, "A", 1, 3) == 3
 
 
-def test_names_make_a_subject():
-    said = environment.enumerated
-    assert (said(["A"]), said(["A", "B"]), said("ABC")) == ("A is", "A and B are", "A, B and C are")
+def test_enumerated_names_make_a_subject_and_its_verb():
+    texts = [environment.enumerated(names) for names in (["A"], ["A", "B"], "ABC")]
+    assert texts == ["A is", "A and B are", "A, B and C are"]

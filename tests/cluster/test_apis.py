@@ -32,7 +32,8 @@ from pycollective.cluster.membership import membership_of
 class Api:
     """A server that gives answers by path and records the requests.
 
-    An answer is (status, object), a function of the query that returns one, or bytes.
+    An answer is content, (status, content), or a function from the query to one of these.
+    Content is bytes, or an object that the server sends as JSON.
     """
 
     def __init__(self, tls=None):
@@ -155,7 +156,7 @@ FORBIDDEN = status(
     'pods is forbidden: User "system:serviceaccount:training:default" cannot list resource "pods" in '
     'API group "" at the cluster scope',
 )
-EVERYWHERE, IN_OWN = "/api/v1/pods", "/api/v1/namespaces/training/pods"
+EVERYWHERE, IN_NAMESPACE = "/api/v1/pods", "/api/v1/namespaces/training/pods"
 
 
 @pytest.fixture(scope="module")
@@ -249,11 +250,11 @@ def test_kubernetes_pages_of_pods_are_all_read(cluster):
         resolver().cluster_spec()
 
 
-def test_kubernetes_only_pods_of_the_own_namespace_count(cluster):
+def test_kubernetes_list_of_all_namespaces_forbidden_reads_the_own_namespace(cluster):
     cluster.answers[EVERYWHERE] = FORBIDDEN
-    cluster.answers[IN_OWN] = pods(pod("train-0-aaaaa", 1))
+    cluster.answers[IN_NAMESPACE] = pods(pod("train-0-aaaaa", 1))
     assert resolver().cluster_spec() == {"worker": ["10.4.1.7:8470"]}
-    cluster.answers[IN_OWN] = FORBIDDEN
+    cluster.answers[IN_NAMESPACE] = FORBIDDEN
     with pytest.raises(
         RuntimeError,
         match='Kubernetes answers 403: pods is forbidden: User "system:serviceaccount:',
@@ -316,9 +317,7 @@ def test_kubernetes_pod_without_token_certificate_or_variables_raises(cluster, m
         KubernetesClusterResolver(executable_location=KubernetesExecutableLocation.OFF_CLUSTER)
 
 
-def test_kubernetes_api_with_a_foreign_certificate_gets_no_token(
-    cluster, certificate, tmp_path_factory
-):
+def test_kubernetes_api_with_a_foreign_certificate_gets_no_token(cluster, tmp_path_factory):
     """The token is not sent to a server without a certificate of the cluster's authority."""
     folder = tmp_path_factory.mktemp("other")
     words = (

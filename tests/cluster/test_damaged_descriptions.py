@@ -76,7 +76,7 @@ def _numeric_addresses(monkeypatch):
 
 @pytest.fixture
 def tf_config(monkeypatch):
-    """Return a function that sets the variable."""
+    """Return a function that sets TF_CONFIG, and returns its resolver."""
 
     def put(text):
         monkeypatch.setenv("TF_CONFIG", text)

@@ -97,9 +97,9 @@ def test_examine_wrong_description_names_the_problem(tf_config, config, said):
 def test_examine_several_problems_are_all_named(tf_config, port):
     """One error lists all problems, from JSON types to names that do not resolve."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        mine = f"127.0.0.1:{taken.getsockname()[1]}"
+        busy = f"127.0.0.1:{taken.getsockname()[1]}"
         jobs = {
-            "worker": [mine, f"here.test:{port}", f"HERE.test:{port}", "nowhere.test:1", 9, "x"],
+            "worker": [busy, f"here.test:{port}", f"HERE.test:{port}", "nowhere.test:1", 9, "x"],
             "boss": [f"also-here.test:{port}", "y:99999"],
             "evaluator": ["198.51.100.1:1", "198.51.100.2:1"],
         }
@@ -117,7 +117,7 @@ def test_examine_several_problems_are_all_named(tf_config, port):
             rf"\['worker'\]\[2\] and cluster\['worker'\]\[1\] have the same address HERE.test:{port}",
             r"cluster\['worker'\]\[5\] is 'x', which is not host:port",
             r"cluster\['boss'\]\[1\] is 'y:99999', which is not host:port with a port from 1 to 65535",
-            rf"cluster\['worker'\]\[0\] \(worker 0\), this process, is {mine}, where no socket can "
+            rf"cluster\['worker'\]\[0\] \(worker 0\), this process, is {busy}, where no socket can "
             "listen: Address already in use",
             r"cluster\['worker'\]\[3\] \(worker 3\) is nowhere.test:1, and the name does not resolve",
         ),
@@ -148,10 +148,8 @@ def test_two_names_of_one_address_raise(tf_config, port):
     assert f"are also-here.test:{port} and here.test:{port}" in str(caught.value)
 
 
-def test_own_address_that_belongs_to_another_host_raises_or_warns(
-    tf_config, monkeypatch, caplog, port
-):
-    """A certain problem without a proxy between the hosts is an error; otherwise a warning."""
+def test_own_address_that_belongs_to_another_host_raises_or_warns(tf_config, monkeypatch, caplog):
+    """Such an address is an error. It is a warning if a host between the workers may have it."""
     tf_config(cluster("198.51.100.1:9000", "198.51.100.2:9000"))
     with pytest.raises(
         ValueError, match=r"\(worker 0\), this process, is 198.51.100.1:9000, which is not an "
@@ -176,13 +174,13 @@ def test_index_of_another_machine_raises(tf_config, monkeypatch, port):
             sock.connect(("198.51.100.1", 9))
         except OSError:
             pytest.skip("this host has loopback addresses only")
-        mine = sock.getsockname()[0]
+        host = sock.getsockname()[0]
     monkeypatch.setenv("PYCOLLECTIVE_CHECK_ADDRESSES", "0")
-    tf_config(cluster("198.51.100.1:9000", f"{mine}:{port}"))
+    tf_config(cluster("198.51.100.1:9000", f"{host}:{port}"))
     with pytest.raises(
         ValueError,
         match=r"cluster\['worker'\]\[0\] \(worker 0\), this process, is 198.51.100.1:9000, which is not "
-        rf"an address of this host, but cluster\['worker'\]\[1\] \(worker 1\), {mine}:{port}, is: this "
+        rf"an address of this host, but cluster\['worker'\]\[1\] \(worker 1\), {host}:{port}, is: this "
         "process has another task's number",
     ):
         STRATEGY()
@@ -221,8 +219,8 @@ def test_names_that_come_later_are_logged(tf_config, monkeypatch, caplog, port):
 
 def test_port_on_which_the_launcher_listens_is_accepted(names):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        mine = f"127.0.0.1:{taken.getsockname()[1]}"
-        spec = ClusterSpec({"chief": [mine], "worker": ["198.51.100.1:1"]})
+        busy = f"127.0.0.1:{taken.getsockname()[1]}"
+        spec = ClusterSpec({"chief": [busy], "worker": ["198.51.100.1:1"]})
         resolver = SimpleClusterResolver(spec, "", "chief", 0)
         assert membership_of(resolver, here=True, listens=True).names == ("chief 0", "worker 0")
         with pytest.raises(
@@ -232,7 +230,7 @@ def test_port_on_which_the_launcher_listens_is_accepted(names):
         # The port of another worker is not tried, and a single worker needs no port.
         other = SimpleClusterResolver(spec, "", "worker", 0)
         assert "no socket can listen" not in str(examine(other)[1])
-        alone = SimpleClusterResolver(ClusterSpec({"worker": [mine]}), "", "worker", 0)
+        alone = SimpleClusterResolver(ClusterSpec({"worker": [busy]}), "", "worker", 0)
         assert membership_of(alone, here=True).size == 1
 
 

@@ -52,8 +52,8 @@ def test_several_processes_in_each_pod_have_consecutive_ranks_and_ports(pod):
     seen = []
     for job in range(2):
         for local in range(2):
-            own = {"LOCAL_RANK": local, "LOCAL_SIZE": 2}
-            member = membership_of(pod(f"net-w-{job}-0", 0, JOBS="w:2x1", **own))
+            process = {"LOCAL_RANK": local, "LOCAL_SIZE": 2}
+            member = membership_of(pod(f"net-w-{job}-0", 0, JOBS="w:2x1", **process))
             seen.append((member.rank, member.addresses[member.rank]))
             assert member.size == 4
     assert seen == [

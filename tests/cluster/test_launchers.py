@@ -219,17 +219,19 @@ def test_pmi_jobs_on_one_host_use_different_ports(tmp_path):
         subprocess.Popen([str(proxy)], cwd="/", env=env, stdout=subprocess.PIPE, text=True)
         for _ in "ab"
     ]
-    (one, same), (other, its) = (job.communicate(timeout=60)[0].split() for job in jobs)
-    assert (one, other) == (same, its)
-    assert one != other
+    (first, first_again), (second, second_again) = (
+        job.communicate(timeout=60)[0].split() for job in jobs
+    )
+    assert (first, second) == (first_again, second_again)
+    assert first != second
 
 
-# One table ----------------------------------------------------------------------------------------
+# init, strategy and doctor ------------------------------------------------------------------------
 
 
 @pytest.fixture
 def environ(monkeypatch):
-    """Return a function that makes an environment the only one."""
+    """Remove the variables of launchers; return a function that sets variables."""
     for name in list(os.environ):
         if name.startswith(OF_LAUNCHERS):
             monkeypatch.delenv(name)
@@ -245,11 +247,11 @@ def environ(monkeypatch):
 
 
 class Joined(Exception):
-    """Carries the rank and the size with which the rendezvous was called."""
+    """The end of a rendezvous that a test replaces, with arguments of its call."""
 
 
 def places(monkeypatch, capsys):
-    """Return the rank and the size that each of the three finds."""
+    """Return the rank and the size that `init`, a strategy and doctor find."""
 
     def rendezvous(rank, size, addresses, source, **how):
         raise Joined(rank, size, tuple(addresses), source)
@@ -314,7 +316,7 @@ ALONE = "to run this process alone, set PYCOLLECTIVE_RANK=0 and PYCOLLECTIVE_SIZ
          r"variable: did you mean PYCOLLECTIVE_ADDRESS\?"),
     ],
 )  # fmt: skip
-def test_variable_that_would_be_ignored_is_an_error_in_all_three(environ, capsys, variables, said):
+def test_ignored_variable_is_an_error_in_init_strategy_and_doctor(environ, capsys, variables, said):
     environ(variables)
     with pytest.raises(RendezvousError, match=said):
         pc.init()
@@ -344,7 +346,7 @@ def test_variable_that_would_be_ignored_is_an_error_in_all_three(environ, capsys
                                   "task": {"type": "evaluator", "index": 0}}), "WORLD_SIZE": "2"},
     ],
 )  # fmt: skip
-def test_process_that_is_meant_to_be_alone_is_alone(environ, capsys, variables):
+def test_process_that_is_meant_to_be_alone_is_alone(environ, variables):
     environ(variables)
     comm = pc.init()
     assert (comm.rank, comm.size) == (0, 1)

@@ -9,8 +9,8 @@ import pycollective
 
 ROOT = Path(pycollective.__file__).parent
 RUN_CODE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-#: Pickles go between a process and the children that it has started, by `multiprocessing`, and where
-#: a program asks for them on each rank (``pickle=True``).
+#: A process and the children that it starts by `multiprocessing` exchange pickles. Ranks do so only
+#: if the program passes ``pickle=True`` on each of them.
 TRUSTED = {
     ROOT / "launch/spawn.py": {"pickle"},
     ROOT / "comm/objects.py": {"pickle"},

@@ -66,11 +66,11 @@ def test_simple_resolver_defaults_are_empty():
 
 
 def test_resolver_subclass_needs_only_cluster_spec():
-    class Mine(ClusterResolver):
+    class OnlySpec(ClusterResolver):
         def cluster_spec(self):
             return TWO
 
-    resolver = Mine()
+    resolver = OnlySpec()
     assert resolver.master() == ""
     assert resolver.master("worker", 1, "grpc") == "grpc://w1:1"
     assert resolver.environment == ""
@@ -186,8 +186,8 @@ def test_union_takes_other_values_from_the_first_resolver():
     assert (union.environment, union.num_accelerators()) == ("google", {"GPU": 4})
     assert union.master() == "grpc://m:1"
     assert union.master("worker", 1) == "grpc://b:1"
-    own = UnionResolver(first, task_type="ps", task_id=0, rpc_layer="own")
-    assert (own.task_type, own.task_id, own.rpc_layer) == ("ps", 0, "own")
+    given = UnionResolver(first, task_type="ps", task_id=0, rpc_layer="own")
+    assert (given.task_type, given.task_id, given.rpc_layer) == ("ps", 0, "own")
     union.task_type, union.task_id, union.rpc_layer = "chief", 0, "x"
     assert (union.task_type, union.task_id, union.rpc_layer) == ("chief", 0, "x")
 
@@ -238,7 +238,7 @@ def test_expand_tasks_per_node_returns_each_count():
 
 @pytest.fixture
 def slurm(monkeypatch):
-    """A step of 3 and 1 tasks on two hosts, of which this is rank 1."""
+    """Set the variables of rank 1 in a step of 3 tasks on one host and 1 task on another."""
     for name, value in {
         "SLURM_PROCID": "1",
         "SLURM_STEP_NUM_TASKS": "4",
@@ -335,8 +335,8 @@ MIXED = {
 def in_step(monkeypatch, variables, rank, node, local, **more):
     for name in [name for name in os.environ if name.startswith(("SLURM", "PMI"))]:
         monkeypatch.delenv(name)
-    own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURMD_NODENAME": node}
-    for name, value in {**variables, **own, "CUDA_VISIBLE_DEVICES": "", **more}.items():
+    task = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURMD_NODENAME": node}
+    for name, value in {**variables, **task, "CUDA_VISIBLE_DEVICES": "", **more}.items():
         monkeypatch.setenv(name, value)
 
 
@@ -430,7 +430,7 @@ def test_a_batch_script_without_srun_is_no_step(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("visible", "of_each", "given", "own"),
+    ("visible", "of_each", "given", "expected"),
     [
         ("0,1,2,3,4,5", None, {}, "2,3"),
         ("9,8,7,6,5,4", None, {}, "7,6"),  # the GPUs of the job, on a machine with more
@@ -440,7 +440,7 @@ def test_a_batch_script_without_srun_is_no_step(monkeypatch):
         ("", None, {}, ""),
     ],
 )
-def test_slurm_resolver_limits_the_visible_gpus_once(slurm, visible, of_each, given, own):
+def test_slurm_resolver_limits_the_visible_gpus_once(slurm, visible, of_each, given, expected):
     """Another resolver in the same process finds the same GPUs as the first one."""
     slurm.setenv("CUDA_VISIBLE_DEVICES", visible)
     if of_each:
@@ -449,8 +449,8 @@ def test_slurm_resolver_limits_the_visible_gpus_once(slurm, visible, of_each, gi
         resolver = SlurmClusterResolver(**given)
         for _ in range(2):
             resolver.cluster_spec()
-            assert os.environ["CUDA_VISIBLE_DEVICES"] == own
-        assert resolver.num_accelerators() == {"GPU": len(own.split(",")) if own else 0}
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+        assert resolver.num_accelerators() == {"GPU": len(expected.split(",")) if expected else 0}
     slurm.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")  # another program sets the variable again
     slurm.delenv("SLURM_GPUS_PER_TASK", raising=False)
     SlurmClusterResolver().cluster_spec()

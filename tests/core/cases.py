@@ -75,7 +75,7 @@ MOVED = [(dtype, "") for dtype in [*INTS, *FLOATS, *COMPLEX, "bool", "S5", "M8[s
 
 RANKS = [1, 2, 3, 4, 5, 7, 8, 16]
 SIZES = ["0", "1", "2", "97", "chunk-1", "chunk+1", "large"]
-ALIKE: dict[str, Sequence[Any]] = {
+COMMON_FACTORS: dict[str, Sequence[Any]] = {
     "size": SIZES,
     "root": ["first", "middle", "last"],
     "target": ["new", "in place", "out", "strided out"],
@@ -83,8 +83,8 @@ ALIKE: dict[str, Sequence[Any]] = {
     "call": ["blocking", "async"],
 }
 FACTORS = {
-    "reductions": {"what": REDUCTIONS, "kind": KINDS, **ALIKE},
-    "moves": {"what": MOVES, "kind": MOVED, **ALIKE},
+    "reductions": {"what": REDUCTIONS, "kind": KINDS, **COMMON_FACTORS},
+    "moves": {"what": MOVES, "kind": MOVED, **COMMON_FACTORS},
 }
 
 
@@ -130,7 +130,7 @@ class Case:
 
     @property
     def counts(self) -> np.ndarray:
-        """The rows that rank i has for rank j, ``[i, j]``; for each i the same but in all_to_all."""
+        """Rows that rank i has for rank j, ``[i, j]``: equal for each i except in all_to_all."""
         n, turn = self.rows, np.arange(self.ranks)
         if not self.what.ragged:
             return np.full((self.ranks, self.ranks), n)
@@ -141,7 +141,7 @@ class Case:
 
 @functools.cache
 def num_chunks(what: Variant, ranks: int) -> int:
-    """Return the number of chunks into which an algorithm cuts an array; for "auto" a likely one."""
+    """Return the number of chunks of an array in an algorithm; for "auto", a likely number."""
     if what.algorithm in ("auto", "hierarchical"):
         return ranks
     return algorithms.schedule(what.algorithm, ranks, what.collective).chunks
@@ -240,10 +240,9 @@ class Known:
     """The inputs and results of each rank in a case."""
 
     def __init__(self, case: Case) -> None:
-        self.case = case
         what, ranks, counts = case.what, case.ranks, case.counts
         x = contributions(case)
-        if what.collective in CUT and what.ragged and what.collective == "all_to_all":
+        if what.ragged and what.collective == "all_to_all":
             self.given = [x[r, : counts[r].sum()] for r in range(ranks)]
         elif what.ragged and what.collective != "scatter":
             self.given = [x[r, : counts[0, r]] for r in range(ranks)]
@@ -290,7 +289,7 @@ class Shared:
 
 
 def play(comm: Any, case: Case, known: Known) -> None:
-    """Make one rank's call, and compare the bits of its result."""
+    """Make one rank's call, and compare its result exactly with the known one."""
     what, rank, root = case.what, comm.rank, case.root_rank
     given, due, part = known.given[rank], known.due[rank], known.parts[rank]
     gets = what.collective not in ("reduce", "gather") or rank == root

@@ -1,4 +1,4 @@
-"""A stand-in for mpi4py whose ranks are threads, with the functions that `pycollective.comm.mpi` uses.
+"""A stand-in for mpi4py whose ranks are threads. It has what `pycollective.comm.mpi` uses.
 
 A collective runs when all ranks have called it. As in MPI, it reads and writes the ranks' buffers
 at that time, and the input and output of a call must not overlap.
@@ -50,7 +50,7 @@ class Request:
 
 
 def _flat(buffer):
-    """Return the items of a buffer as a vector, and the counts of the ranks, or None for equal parts."""
+    """Return a buffer's items as a vector, and the ranks' counts, or None for equal parts."""
     if buffer is None:
         return None, None
     if isinstance(buffer, list):
@@ -69,7 +69,7 @@ class _Shared:
         self.calls = defaultdict(dict)  # the ranks' calls, by number
         self.numbers = [0] * size
         self.inboxes = [[] for _ in range(size)]
-        self.made = defaultdict(dict)  # communicators, by number and color
+        self.new_groups = defaultdict(dict)  # of new communicators, by number and color
 
 
 class Message:
@@ -205,15 +205,15 @@ class Intracomm:
             return None
         ranks = [r for r in range(self._shared.size) if table[r, 0] == color]
         ranks.sort(key=lambda r: (table[r, 1], r))
-        return self._made(color, len(ranks), ranks.index(self._rank))
+        return self._new_communicator(color, len(ranks), ranks.index(self._rank))
 
     def Dup(self):
-        return self._made(None, self._shared.size, self._rank)
+        return self._new_communicator(None, self._shared.size, self._rank)
 
-    def _made(self, color, size, rank):
+    def _new_communicator(self, color, size, rank):
         with self._shared.lock:
             number = self._shared.numbers[self._rank]
-            shared = self._shared.made[number].setdefault(color, _Shared(size))
+            shared = self._shared.new_groups[number].setdefault(color, _Shared(size))
         self.Allgather(np.zeros(1), np.empty(self._shared.size))
         return Intracomm(shared, rank)
 

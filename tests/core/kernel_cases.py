@@ -1,9 +1,14 @@
 """Cases for the kernels that combine and pack arrays, on any processor.
 
-A runner has `combine(memory, dtype, op, targets, sources, count, size)` and `pack(memory, packed_dtype,
-packed, pieces, piece_dtype, scale, unpacks)`; arrays are places in bytes in `memory`, and pieces
-(place, items, offset in items). All of `memory` is compared: nothing else may be written. `tiled` is
-the size in bytes of two arrays whose sum has tiles (csrc/cuda/geometry.h).
+A runner has two functions and a number:
+
+* `combine(memory, dtype, op, targets, sources, count, size)`;
+* `pack(memory, packed_dtype, packed, pieces, piece_dtype, scale, unpacks)`;
+* `tiled`, the size in bytes of two arrays whose sum has tiles (csrc/cuda/geometry.h).
+
+The place of an array is its offset in bytes in `memory`. A piece is its place, its number of items,
+and its offset in items in the packed array. The cases compare all of `memory`, because kernels must
+write nothing but their results.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ GRAIN = 64  # alignment in the memory of a case
 
 
 def has(dtype: np.dtype, op: str) -> bool:
-    """Return True if the table has the operation for the dtype."""
+    """Return True if the core's reduction table has the operation for the dtype."""
     bitwise = op in ("and", "or", "xor")
     if dtype == BOOL:
         return bitwise or op in ("min", "max")
@@ -37,7 +42,7 @@ TABLE = [(dtype, op) for dtype in DTYPES for op in OPS if has(dtype, op)]
 
 
 def fresh():
-    """Return a generator of other numbers in every run; a test that fails shows its seed."""
+    """Return a random generator with a new seed; a test that fails shows the seed."""
     seed = np.random.SeedSequence().entropy
     print("seed", seed)
     return np.random.default_rng(seed)
@@ -60,21 +65,21 @@ def fill(random, array):
     distributed.
     """
     dtype, count = array.dtype, array.size
-    made = np.frombuffer(random.bytes(count * dtype.itemsize), dtype).copy()
+    values = np.frombuffer(random.bytes(count * dtype.itemsize), dtype).copy()
     if dtype == BOOL:
-        made = made.view(np.uint8) > 127
+        values = values.view(np.uint8) > 127
     elif dtype not in (*COMPLEX, *INTS):
         kind = random.integers(0, 4, count)
-        made[kind == 0] = random.standard_normal(count).astype(dtype)[kind == 0]
-        made[kind == 1] = random.choice([0.0, -0.0, 1.0, np.inf, -np.inf], count).astype(dtype)[
+        values[kind == 0] = random.standard_normal(count).astype(dtype)[kind == 0]
+        values[kind == 1] = random.choice([0.0, -0.0, 1.0, np.inf, -np.inf], count).astype(dtype)[
             kind == 1
         ]
     elif dtype in COMPLEX:
-        made = random.standard_normal((count, 2)).astype(made.real.dtype).view(dtype)[:, 0]
-    array[...] = made
+        values = random.standard_normal((count, 2)).astype(values.real.dtype).view(dtype)[:, 0]
+    array[...] = values
 
 
-def same(got, want):
+def assert_same_bits(got, want):
     """Compare the bits of two arrays; every NaN equals every other."""
     if got.dtype.kind == "c":
         got, want = got.view(got.real.dtype), want.view(got.real.dtype)
@@ -88,8 +93,10 @@ def same(got, want):
 
 
 def check_combination(runner, random, dtype, op, ranks, count, shifts, targets):
-    """Combine `ranks` arrays that begin `shifts` bytes after a boundary; `targets`: the arrays that get
-    the result, or "other" for one array elsewhere."""
+    """Combine `ranks` arrays that begin `shifts` bytes after a boundary.
+
+    `targets` are the arrays that get the result, or "other" for one array elsewhere.
+    """
     pitch = -(-(count * dtype.itemsize + max(shifts)) // GRAIN) * GRAIN + GRAIN
     memory = make_memory(random, pitch * (ranks + 1))
     places = [k * pitch + shifts[k % len(shifts)] for k in range(ranks + 1)]
@@ -104,7 +111,7 @@ def check_combination(runner, random, dtype, op, ranks, count, shifts, targets):
     runner.combine(memory, dtype, op, to, places[:ranks], count, size)
     for place in to:
         got = view(memory, dtype, place, count).copy()
-        same(got, want)
+        assert_same_bits(got, want)
         view(expected, dtype, place, count)[...] = got
     np.testing.assert_array_equal(memory, expected)
 
@@ -132,7 +139,7 @@ def check_combinations(runner, random, dtype, op):
 
 
 def check_packing(runner, random, packed_dtype, piece_dtype, scale, counts, *, dense, aligned):
-    """Pack arrays of `counts` items and unpack them; `dense`: without gaps."""
+    """Pack arrays of `counts` items and unpack them; if `dense`, without gaps."""
     item, packed_item = piece_dtype.itemsize, packed_dtype.itemsize
     shift = 0 if aligned else item
     places, offsets, end, offset = [], [], 0, 0 if aligned else 1
@@ -164,7 +171,7 @@ def check_packing(runner, random, packed_dtype, piece_dtype, scale, counts, *, d
                 (piece_dtype, place),
             ):
                 got = view(memory, dtype, where, count)
-                same(got.copy(), view(expected, dtype, where, count).copy())
+                assert_same_bits(got.copy(), view(expected, dtype, where, count).copy())
                 view(expected, dtype, where, count)[...] = got
         np.testing.assert_array_equal(memory, expected)
 

@@ -8,7 +8,7 @@ LAYOUTS = ["C", "F", "strided", "backwards", "unaligned"]
 
 
 def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
-    """Return a copy with another layout in memory."""
+    """Return a copy with this layout in memory."""
     if layout == "F":
         return np.array(x, order="F")
     if layout == "strided" and x.ndim:

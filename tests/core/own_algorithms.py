@@ -34,7 +34,7 @@ def ring(rank, size):
 
 @algorithm(num_chunks=3, num_scratch=3)
 def through_scratch(rank, size):
-    """Rank 0 collects in scratch, several chunks at a time, then adds its own."""
+    """Rank 0 collects in scratch, several chunks at a time, then adds its own chunks."""
     if rank == 0:
         for peer in range(1, size):
             if peer == 1:
@@ -130,7 +130,7 @@ def collect(rank, size):
 
 @algorithm(num_chunks=1, num_scratch=1, collective="scan")
 def onward(rank, size):
-    """Every rank sends to all later ranks, from a copy: in place, the output is the input."""
+    """Every rank sends a copy to all later ranks: an output in place overwrites the input."""
     yield copy(input[0], scratch[0])
     for later in range(rank + 1, size):
         yield send(later, scratch[0])

@@ -22,18 +22,18 @@ def make_group(kind: str, size: int, timeout: float = 60.0) -> list[Communicator
     hosts = list(range(size)) if kind == "tcp" else emulated_hosts(size)
     comms = []
     memories = {host: iter(_joined(hosts.count(host))) for host in set(hosts)}
-    for rank, own in enumerate(_connected(size)):
+    for rank, sockets_to in enumerate(_connected(size)):
         far = [kind == "tcp" or hosts[peer] != hosts[rank] for peer in range(size)]
         # Ranks of one host need no connection for collectives.
-        streams = [[s.fileno() for s in own[p][: 2 if far[p] else 1]] for p in range(size)]
-        pipes = [sockets[2].fileno() if sockets else -1 for sockets in own]
+        streams = [[s.fileno() for s in sockets_to[p][: 2 if far[p] else 1]] for p in range(size)]
+        pipes = [sockets[2].fileno() if sockets else -1 for sockets in sockets_to]
         if kind == "tcp":
             group = _core.TcpGroup(rank, streams, pipes)  # duplicates the sockets
         else:
             group = _core.MixedGroup(rank, streams, pipes, next(memories[hosts[rank]]), hosts)
         comms.append(Communicator(group, rank, timeout, Threads()))
-        for one in itertools.chain(*own):
-            one.close()
+        for connection in itertools.chain(*sockets_to):
+            connection.close()
     return comms
 
 
@@ -46,10 +46,10 @@ def emulated_hosts(size: int) -> list[int]:
 def _joined(size: int) -> list[_core.ShmGroup]:
     """Return a new memory, opened and joined by each of its ranks."""
     memory = _core.ShmGroup.create(size)
-    each = [_core.ShmGroup.open(memory.descriptor) for _ in range(size)]
-    for place, one in enumerate(each):
-        one.join(place)
-    return each
+    members = [_core.ShmGroup.open(memory.descriptor) for _ in range(size)]
+    for rank, member in enumerate(members):
+        member.join(rank)
+    return members
 
 
 def _connected(size: int) -> list[list[list[socket.socket]]]:

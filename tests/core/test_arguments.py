@@ -86,7 +86,7 @@ def _manager(*arguments):
 SURFACE = {
     "init environment": lambda x: pc.init(environment=x),
     "Work.wait": lambda x: pc.local_group(1)[0].barrier(async_op=True).wait(x),
-    "manager of": lambda x: _manager(x, "folder", 3),
+    "manager's checkpoint": lambda x: _manager(x, "folder", 3),
     "manager's folder": lambda x: _manager(pc.train.Checkpoint(), x, 3),
     "manager's number": lambda x: _manager(pc.train.Checkpoint(), "folder", x),
     "restore": lambda x: pc.train.Checkpoint().restore(x),
@@ -231,7 +231,7 @@ def test_op_function_or_member_of_reduce_op_is_accepted(on_ranks, op, name):
 
 
 @pytest.mark.parametrize("op", [np.bitwise_and, np.bitwise_or, np.bitwise_xor])
-def test_op_bitwise_function_is_accepted(op):
+def test_op_bitwise_and_logical_functions_are_accepted(op):
     (comm,) = pc.local_group(1)
     assert comm.all_reduce(np.array([6, 3]), op).tolist() == [6, 3]
     logical = {np.bitwise_and: np.logical_and}.get(op, np.logical_or)

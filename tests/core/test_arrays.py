@@ -42,7 +42,7 @@ def layouts():
     base = np.arange(120.0).reshape(4, 5, 6)
     unaligned = np.zeros(8 * 30 + 1, np.uint8)[1:].view(float).reshape(5, 6)
     unaligned[...] = base[0]
-    swapped = np.lib.stride_tricks.as_strided(base, (3, 4), (8, 8))  # overlaps itself
+    overlapping = np.lib.stride_tricks.as_strided(base, (3, 4), (8, 8))
     return {
         "C": base,
         "Fortran": np.asfortranarray(base),
@@ -51,7 +51,7 @@ def layouts():
         "backwards": base[::-1],
         "broadcast": np.broadcast_to(np.arange(3.0), (4, 3)),
         "unaligned": unaligned,
-        "overlapping": swapped,
+        "overlapping": overlapping,
         "0-d": np.array(2.5),
         "empty": np.zeros((3, 0, 2)),
         "many axes": np.ones((1,) * 12),
@@ -142,7 +142,7 @@ def test_output_of_other_libraries_gets_the_result(alone, make):
 
 
 def test_bytes_are_an_array_of_uint8_that_cannot_be_written(alone):
-    """NumPy makes a text of them, which has no zeros at its end."""
+    """NumPy would make a string of the bytes, and drop the zeros at its end."""
     given = alone.broadcast(b"ab\0")
     assert (given.dtype, given.tobytes()) == (np.uint8, b"ab\0")
     alone.send(b"ab\0", 0)

@@ -26,7 +26,7 @@ def progress_threads():
     """Count the core's threads by their name."""
     names = []
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             names.append((task / "comm").read_text().strip())
     return names.count("pc-progress")
 
@@ -42,7 +42,7 @@ def progress_threads_become(count):
 
 
 def calls(c):
-    """One call of every collective with its result; each takes ``async_op``."""
+    """Return calls of collectives, each with its result; each call takes ``async_op``."""
     n, r = c.size, c.rank
     x = np.arange(6.0).reshape(6, 1) * (r + 1)
     total = np.arange(6.0).reshape(6, 1) * (n * (n + 1) // 2)
@@ -67,7 +67,7 @@ def calls(c):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_async_op_every_collective_returns_work(ranks, on_ranks):
+def test_async_op_returns_work_with_the_result(ranks, on_ranks):
     def work(c):
         works = [(call(async_op=True), want) for call, want in calls(c)]
         for under_way, want in reversed(works):
@@ -139,7 +139,7 @@ def test_async_op_invalid_arguments_raise_at_once():
         c.broadcast(np.ones(2), algorithm="x", async_op=True)
 
 
-def test_wait_timeout_leaves_the_call_running(on_ranks):
+def test_wait_timeout_leaves_the_call_running():
     a, b = local_group(2, timeout=30)
     under_way = a.all_reduce(np.ones(2), async_op=True)
     assert not under_way.done()
@@ -176,7 +176,7 @@ def test_async_call_keeps_its_arrays_alive():
     a, b = local_group(2, timeout=30)
     a.all_reduce(np.arange(200_000.0), async_op=True)  # neither array nor work are kept
     gc.collect()
-    rubbish = [np.full(200_000, 7.0) for _ in range(4)]  # would take the memory's place
+    rubbish = [np.full(200_000, 7.0) for _ in range(4)]  # would reuse freed memory
     np.testing.assert_array_equal(b.all_reduce(np.arange(200_000.0)), 2 * np.arange(200_000.0))
     assert len(rubbish) == 4
 
@@ -194,7 +194,7 @@ def test_async_call_progresses_while_the_gil_is_held(ranks):
     try:
         for _ in range(200):
             ctypes.PyDLL(None).usleep(100_000)  # a PyDLL keeps the GIL
-            if all(task.done for w in works for task in w._tasks):  # none: it was over at once
+            if all(task.done for w in works for task in w._tasks):  # no tasks: already ended
                 break
         else:
             pytest.fail("the calls make no progress")
@@ -290,7 +290,7 @@ def test_cross_replica_reduce_follows_unfinished_calls():
 
 
 def test_communicator_without_unfinished_calls_is_freed(on_ranks):
-    """Calls of Python in the thread keep the communicator alive; it gets their errors."""
+    """Calls that run Python code keep no reference to the communicator after they end."""
 
     def work(c):
         ragged = c.all_gather(np.ones(c.rank), ragged=True, async_op=True)
@@ -325,7 +325,7 @@ for comm in both:
 threading.Thread(target=waiting.barrier, daemon=True).start()
 work = first.barrier(async_op=True)
 def awaited():
-    with contextlib.suppress(pc.AbortedError):  # it is, at the end
+    with contextlib.suppress(pc.AbortedError):  # Python's end aborts the group
         work.wait()
 threading.Thread(target=awaited, daemon=True).start()
 time.sleep(0.08)
@@ -344,7 +344,7 @@ print("ends", flush=True)
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), -0.5])
-def test_wait_with_a_time_that_is_none_raises_value_error(timeout):
+def test_wait_invalid_timeout_raises_value_error(timeout):
     (comm,) = pc.local_group(1)
     work = comm.all_reduce(np.ones(3), async_op=True)
     with pytest.raises(ValueError, match="at least 0"):

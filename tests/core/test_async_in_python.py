@@ -47,22 +47,22 @@ def test_communicator_dropped_after_an_unawaited_call_is_freed(on_ranks, call):
 
 def test_communicator_released_on_the_progress_thread_leaves_the_group():
     """A thread cannot join itself, so the end of the next communicator joins it."""
-    mine, theirs = pc.local_group(2, timeout=20)
+    released, other = pc.local_group(2, timeout=20)
     let_go = threading.Event()
 
     def call(comm):
         let_go.wait(20)
 
-    done = mine._run_later(functools.partial(call, mine))
+    done = released._run_later(functools.partial(call, released))
     core = done._tasks[0]
-    del mine, done
+    del released, done
     gc.collect()
     let_go.set()
     with pytest.raises(pc.PeerLostError, match="rank 0 has left the group"):
-        theirs.barrier()
+        other.barrier()
     assert core.wait(20)
     del core
-    theirs.close()
+    other.close()
     leftovers.assert_no_threads()
 
 

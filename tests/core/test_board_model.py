@@ -31,9 +31,9 @@ Build = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Return a function that builds the model, with one line of the core replaced."""
+    """Return a function that builds the model, and can replace one line of the core."""
     objects: dict[Path, Path] = {}
-    made: dict[tuple[str, str, str], Path] = {}
+    models: dict[tuple[str, str, str], Path] = {}
 
     def run(*arguments: str | Path) -> None:
         # The padding of an execution is part of a state. -fno-lifetime-dse keeps its zeros.
@@ -48,7 +48,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
     def make(source: str = "", line: str = "", replacement: str = "") -> Path:
         key = (source, line, replacement)
-        if key not in made:
+        if key not in models:
             folder = tmp_path_factory.mktemp("model")
             files = [_HERE / "model.cc"]
             for name in _SOURCES:
@@ -59,9 +59,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
                     file = folder / Path(name).name
                     file.write_text(text.replace(line, replacement))
                 files.append(file)
-            made[key] = folder / "model"
-            run(*map(compiled, files), "-Wl,--wrap=memcpy", "-o", made[key])
-        return made[key]
+            models[key] = folder / "model"
+            run(*map(compiled, files), "-Wl,--wrap=memcpy", "-o", models[key])
+        return models[key]
 
     return make
 
@@ -136,12 +136,14 @@ def test_model_ranks_that_die_or_time_out_leave_no_wrong_state(
          2, "none", "waits forever"),
         ("executor/direct.cc", "  if (!found.empty() || mode_ != Mode::blocks) return found;",
          "  return found;", 2, "death", "does not name the dead rank"),
-        # Claimed chunks: a rank copies its own one too early, claims one twice, and names its owner.
+        # A rank copies out its own chunk before the chunk's claimant has published it.
         ("executor/direct.cc", "  if (all_share_ &&\n      board_.counters(rank).published",
          "  if (false &&\n      board_.counters(rank).published", 2, "none", "race in memory"),
+        # A rank claims a chunk that is claimed already.
         ("executor/direct.cc", "if (seen >= claim_of(producing_.input_end, 0)) continue;",
          "if (seen >= claim_of(producing_.input_end, rank)) continue;",
          2, "none", "race in memory"),
+        # A rank names the owner of a chunk, but waits for the chunk's claimant.
         ("executor/direct.cc", "const int claimant = claimant_of(counters.claim.load());",
          "const int claimant = r;", 2, "death", "does not name the dead rank"),
     ],

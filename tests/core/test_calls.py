@@ -1,4 +1,4 @@
-"""Calls as values, engines and works; test_compiled_path.py has the calls that are no values."""
+"""`Call`, engines and `Work`; test_compiled_path.py has the calls that make no `Call`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Doubling:
         return DONE
 
 
-def test_traced_records_the_calls_of_any_engine(tmp_path, caplog):
+def test_traced_records_the_calls_of_any_engine(caplog):
     caplog.set_level(5, "pycollective")
     (comm,) = pc.local_group(1)
     engine, target = Doubling(), np.empty(3)

@@ -25,7 +25,7 @@ def test_dims_create_is_balanced_and_keeps_what_is_given(size, dims, want):
 
 
 @pytest.mark.parametrize("dims", [[4], [2, 2], [5, 0], [], [-1, 0], [7, 0]])
-def test_cart_lengths_without_as_many_ranks_raise_value_error(dims):
+def test_cart_dims_that_do_not_fit_the_ranks_raise_value_error(dims):
     (comm, *_) = pc.local_group(6)
     with pytest.raises(ValueError, match=r"grid|length|dims"):
         comm.cart(dims)
@@ -69,8 +69,8 @@ GRIDS = [
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-@pytest.mark.parametrize("later", [False, True])
-def test_neighbor_all_to_all_gives_each_neighbour_its_block(kind, later, on_ranks):
+@pytest.mark.parametrize("async_op", [False, True])
+def test_neighbor_all_to_all_gives_each_neighbour_its_block(kind, async_op, on_ranks):
     """One rank may be the neighbour on both sides, and a rank may be its own neighbour."""
 
     def work(comm):
@@ -81,19 +81,19 @@ def test_neighbor_all_to_all_gives_each_neighbour_its_block(kind, later, on_rank
                 numbers = 10.0 * comm.rank + np.arange(sides)
                 x = np.repeat(numbers, length).reshape(sides, length)
                 given = np.full_like(x, -1)
-                got = grid.neighbor_all_to_all(x, out=given, async_op=later)
-                assert (got.wait() if later else got) is given
+                got = grid.neighbor_all_to_all(x, out=given, async_op=async_op)
+                assert (got.wait() if async_op else got) is given
                 new = grid.neighbor_all_to_all(x)
-                all_the_same = grid.neighbor_all_gather(x[0])
-                own = x.copy()
-                in_place = grid.neighbor_all_to_all(own, out=own, async_op=later)
-                assert (in_place.wait() if later else in_place) is own
+                gathered = grid.neighbor_all_gather(x[0])
+                blocks = x.copy()
+                in_place = grid.neighbor_all_to_all(blocks, out=blocks, async_op=async_op)
+                assert (in_place.wait() if async_op else in_place) is blocks
                 for i, peer in enumerate(grid.neighbors):
                     want = -1 if peer is None else 10 * peer + (i ^ 1)
                     assert (given[i] == want).all(), (dims, periods, i)
                     assert (new[i] == max(want, 0)).all()
-                    assert (own[i] == (x[i] if peer is None else want)).all()
-                    assert (all_the_same[i] == (0 if peer is None else 10 * peer)).all()
+                    assert (blocks[i] == (x[i] if peer is None else want)).all()
+                    assert (gathered[i] == (0 if peer is None else 10 * peer)).all()
         return True
 
     assert on_ranks(make_group(kind, 4), work) == [True] * 4
@@ -111,7 +111,7 @@ def test_neighbor_all_to_all_exchanges_a_halo_in_place(on_ranks):
         border = [u[0], u[-1], u[:, 0], u[:, -1]]
         assert grid.neighbor_all_to_all([u[1], u[-2], u[:, 1], u[:, -2]], out=border) is border
         padded = np.pad(whole, 1)[4 * i : 4 * i + 6, 6 * j : 6 * j + 8]
-        padded[::5, ::7] = u[::5, ::7]  # corners are no neighbours'
+        padded[::5, ::7] = u[::5, ::7]  # no neighbour sends the corners
         return np.array_equal(u, padded)
 
     assert on_ranks(pc.local_group(4, timeout=20), work) == [True] * 4

@@ -12,7 +12,7 @@ from pycollective._core import Collective
 
 
 def check(got, want):
-    """Exact equality of each rank's result, of its shape and of its dtype; None where None is due."""
+    """Assert that each rank's result has exactly the due values, shape and dtype, or is None."""
     for result, due in zip(got, want, strict=True):
         if due is None:
             assert result is None

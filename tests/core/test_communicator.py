@@ -123,11 +123,11 @@ def test_barrier_returns_after_all_ranks_have_called_it(ranks, on_ranks):
 def test_all_reduce_together_gives_the_bits_of_all_reduce(on_ranks):
     x = np.random.default_rng(3).standard_normal((3, 5000)).astype("float32")
     for algorithm in ALGORITHMS:
-        apart = on_ranks(
+        separate = on_ranks(
             local_group(3, timeout=30), lambda c, a=algorithm: c.all_reduce(x[c.rank], algorithm=a)
         )
         together = all_reduce_together(local_group(3), list(x), "sum", algorithm)
-        for one, other in zip(apart, together, strict=True):
+        for one, other in zip(separate, together, strict=True):
             assert one.tobytes() == other.tobytes()
 
 
@@ -209,7 +209,7 @@ def test_abort_ends_the_wait_of_all_ranks(on_ranks):
     assert on_ranks(local_group(3, timeout=30), lambda c: c.barrier()) == [None] * 3
 
 
-def test_concurrent_calls_of_one_rank_raise(on_ranks):
+def test_concurrent_calls_of_one_rank_raise():
     comms = local_group(2, timeout=30)
     first = threading.Thread(target=comms[0].barrier)
     first.start()
@@ -237,7 +237,7 @@ def test_interrupt_ends_a_wait(ctrl_c):
 
 
 def test_interrupt_while_a_dtype_is_named_is_raised():
-    """NumPy names dtypes that the core does not know in Python, and Python looks for signals there."""
+    """NumPy's Python code names dtypes that the core does not know; Python checks signals there."""
     (comm,) = local_group(1)
     x = np.ones(3, "M8[s]")
 
@@ -292,7 +292,7 @@ def test_all_reduce_wrong_arguments_raise():
 def test_groups_can_be_made_and_dropped_repeatedly(on_ranks):
     before = threading.active_count()
     for _ in range(200):
-        on_ranks(local_group(2, timeout=30), lambda c: c.barrier())
+        assert on_ranks(local_group(2, timeout=30), lambda c: c.barrier()) == [None] * 2
     gc.collect()
     assert threading.active_count() <= before  # a thread of an earlier test may have ended
 
@@ -325,7 +325,7 @@ import pycollective as pc
 from pycollective.comm import all_reduce_together
 
 def limited(call, memory):
-    "With so many bytes of memory left."
+    "Call with `memory` more bytes available; return the result, or the text of the error."
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     most = pages * resource.getpagesize() + memory
@@ -339,10 +339,10 @@ def limited(call, memory):
 """
 
 
-def limited(body):
+def lines_of(body):
     done = subprocess.run(
         [sys.executable, "-c", _LIMITED + body],
-        cwd="/",  # the sources have no core beside them
+        cwd="/",  # not beside the sources, which have no core
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -370,7 +370,7 @@ all_reduce_together(groups, [np.ones(9) for _ in groups], "sum", "ring")
 for name in ("direct", "ring"):
     print(limited(lambda: together(name), 4 << 20), together(name))
 """
-    assert limited(body) == ["{12.0} {12.0}"] * 2
+    assert lines_of(body) == ["{12.0} {12.0}"] * 2
 
 
 @linux
@@ -378,7 +378,7 @@ def test_async_call_without_a_thread_raises_and_can_be_repeated():
     body = """
 x = np.ones(4)
 groups = pc.local_group(32, timeout=10)
-for c in groups:  # the memory of messages is there
+for c in groups:  # allocates the memory of messages
     c.send(x, c.rank)
 calls = [lambda c: c.all_reduce(x, async_op=True), lambda c: c.send(x, (c.rank + 1) % 32, async_op=True)]
 for call in calls:
@@ -387,7 +387,7 @@ for c in groups:
     c.abort("enough")
     c.close()
 """
-    collectives, messages = limited(body)
+    collectives, messages = lines_of(body)
     assert collectives.startswith("RuntimeError the system starts no further thread: ")
     assert "ulimit" in collectives
     assert messages.startswith("[<Work")  # messages move when the rank waits for any of them
@@ -405,6 +405,6 @@ group.send(x[:9], 0)
 print(group.recv(source=0, shape=9, dtype=np.uint8).tolist())
 group.close()
 """
-    error, came = limited(body)
+    error, received = lines_of(body)
     assert error.startswith("MemoryError")
-    assert came == str([1] * 9)
+    assert received == str([1] * 9)

@@ -1,4 +1,4 @@
-"""The compiled path: plain arrays enter no Python, and large results lie in the arena."""
+"""The compiled path: calls of plain arrays enter no Python; large results lie in the arena."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_calls_of_plain_arrays_enter_no_python(transport, on_ranks):
     def work(comm):
         x, entered = np.ones(12), {}
         for name, call in CALLS.items():
-            call(comm, x)  # dtype and shape are learnt
+            call(comm, x)  # caches dtype and shape
             comm.barrier()
             _, entered[name] = calls_into_python(functools.partial(call, comm, x))
         return entered
@@ -90,7 +90,7 @@ def test_asynchronous_calls_of_plain_arrays_enter_no_python(transport, length, o
     def work(comm):
         x, entered = np.ones(length), {}
         for name, call in ASYNC_CALLS.items():
-            for each in call(comm, x):  # dtype and shape are learnt
+            for each in call(comm, x):  # caches dtype and shape
                 each.wait()
             works, entered[name] = calls_into_python(functools.partial(call, comm, x))
             for each in works:

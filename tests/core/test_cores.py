@@ -28,24 +28,24 @@ def system(tmp_path, groups, mounts, files):
     return str(tmp_path)
 
 
-def second(place="/sys/fs/cgroup", root="/"):
+def v2_mount(place="/sys/fs/cgroup", root="/"):
     return V2.format(root=root, place=place)
 
 
-def first(place="/sys/fs/cgroup/cpu,cpuacct", root="/"):
+def v1_mount(place="/sys/fs/cgroup/cpu,cpuacct", root="/"):
     return V1.format(root=root, place=place)
 
 
 @pytest.mark.parametrize(
     ("groups", "mounts", "files", "cores"),
     [
-        ("0::/\n", second(), {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/\n", second(), {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 0),
-        ("0::/\n", second(), {}, 0),
+        ("0::/\n", v2_mount(), {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", v2_mount(), {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 0),
+        ("0::/\n", v2_mount(), {}, 0),
         # A group around this one may be the narrower one.
         (
             "0::/pods/mine\n",
-            second(),
+            v2_mount(),
             {
                 "sys/fs/cgroup/pods/mine/cpu.max": "max 100000\n",
                 "sys/fs/cgroup/pods/cpu.max": "200000 100000\n",
@@ -56,7 +56,7 @@ def first(place="/sys/fs/cgroup/cpu,cpuacct", root="/"):
         # Version 1, in a container without its own namespace.
         (
             "4:memory:/docker/a\n3:cpu,cpuacct:/docker/a\n",
-            first(root="/docker/a"),
+            v1_mount(root="/docker/a"),
             {
                 "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
                 "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
@@ -65,26 +65,26 @@ def first(place="/sys/fs/cgroup/cpu,cpuacct", root="/"):
         ),
         (
             "3:cpuacct,cpu:/job\n",
-            first("/cg/cpu"),
+            v1_mount("/cg/cpu"),
             {"cg/cpu/job/cpu.cfs_quota_us": "-1\n", "cg/cpu/job/cpu.cfs_period_us": "100000\n"},
             0,
         ),
-        # Both at once: version 2 for others, version 1 for the processor.
+        # Both at once: version 1 has the controller of the processor, version 2 has others.
         (
             "3:cpu:/job\n0::/user\n",
-            first("/cg/cpu") + second("/cg/unified"),
+            v1_mount("/cg/cpu") + v2_mount("/cg/unified"),
             {"cg/cpu/job/cpu.cfs_quota_us": "300000", "cg/cpu/job/cpu.cfs_period_us": "100000"},
             3,
         ),
         ("", "", {}, 0),
-        ("nonsense\n3:cpu\n", first(), {}, 0),
+        ("nonsense\n3:cpu\n", v1_mount(), {}, 0),
     ],
 )
 def test_quota_of_cores_is_the_narrowest_of_the_groups(tmp_path, groups, mounts, files, cores):
     assert _core.quota_of_cores(system(tmp_path, groups, mounts, files)) == cores
 
 
-ASKED = """
+ON_ONE_CORE = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from pycollective import _core, _nn
@@ -97,7 +97,7 @@ def test_usable_cores_with_affinity_to_one_core_is_one_everywhere(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     env.pop("OMP_NUM_THREADS", None)
     done = subprocess.run(
-        [sys.executable, "-c", ASKED], env=env, cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", ON_ONE_CORE], env=env, cwd=tmp_path, capture_output=True, text=True,
         check=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.split() == ["1", "1", "True"], done
@@ -113,12 +113,12 @@ if os.fork():
 else:
     rank, core = 1, cores[int(sys.argv[1])]
 os.sched_setaffinity(0, {core})
-mine = _core.ShmGroup.open(group.descriptor)
-mine.join(rank)
+member = _core.ShmGroup.open(group.descriptor)
+member.join(rank)
 if rank == 1:
     os._exit(0)
 os.wait()
-print(mine.is_oversubscribed)
+print(member.is_oversubscribed)
 """
 
 

@@ -44,15 +44,15 @@ def test_direct_of_any_size_is_right_also_in_place(kind, ranks, on_ranks):
 
         def work(c, x=x):
             mine = off_by(x[c.rank], c.rank * 5 % 16)
-            apart = c.all_reduce(mine)
+            new = c.all_reduce(mine)
             np.testing.assert_array_equal(mine, x[c.rank])
-            same = c.all_reduce(mine, out=mine)
-            assert same is mine
-            return apart, same
+            in_place = c.all_reduce(mine, out=mine)
+            assert in_place is mine
+            return new, in_place
 
-        for apart, same in on_ranks(comms, work):
-            np.testing.assert_array_equal(apart, want)
-            np.testing.assert_array_equal(same, want)
+        for new, in_place in on_ranks(comms, work):
+            np.testing.assert_array_equal(new, want)
+            np.testing.assert_array_equal(in_place, want)
 
 
 def test_direct_many_ranks_fill_their_staging_rings(on_ranks):
@@ -88,7 +88,7 @@ def test_direct_many_calls_reuse_the_staging_buffer(kind, on_ranks):
             x = np.full(size, c.rank + i, "int64")
             assert (c.all_reduce(x, "max") == i + c.size - 1).all()
 
-    on_ranks(group(kind, 3), work)
+    assert on_ranks(group(kind, 3), work) == [None] * 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +103,7 @@ def test_direct_rounds_halves_once(kind, dtype, size, on_ranks):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_direct_results_larger_than_the_caches_are_right(kind, on_ranks):
-    """Stores past the caches work from any address to any address."""
+    """Non-temporal stores work from any address to any address."""
     part = 12_000_001
     whole = np.arange(2 * part, dtype="uint32").view("uint8")[: 2 * part]
 
@@ -123,7 +123,7 @@ def test_direct_results_larger_than_the_caches_are_right(kind, on_ranks):
         assert not memory[:3].any()
         assert not memory[-90:].any()
 
-    on_ranks(group(kind, 2), work)
+    assert on_ranks(group(kind, 2), work) == [None] * 2
 
 
 def test_reproducible_with_another_algorithm_raises_value_error():
@@ -153,10 +153,10 @@ def test_direct_as_an_own_schedule_gives_the_same_bits(on_ranks):
     for ranks in (2, 3, 5):
         x = np.random.default_rng(4).standard_normal((ranks, 9_001)).astype("float32")
         x[:, 0] = [-0.0 if r % 2 else 0.0 for r in range(ranks)]
-        mine = _core.Algorithm("mine", algorithms.schedule("direct", ranks))
+        own = _core.Algorithm("own", algorithms.schedule("direct", ranks))
         for op in ("sum", "min", "prod"):
 
-            def by(algorithm, op=op, ranks=ranks, x=x):
+            def results_by(algorithm, op=op, ranks=ranks, x=x):
                 def work(c):
                     out = np.empty_like(x[0])
                     c._core.all_reduce(x[c.rank], out, op, algorithm, False, 30.0)
@@ -164,7 +164,7 @@ def test_direct_as_an_own_schedule_gives_the_same_bits(on_ranks):
 
                 return on_ranks(local_group(ranks, timeout=30), work)
 
-            assert by(mine)[0].tobytes() == by("direct")[0].tobytes()
+            assert results_by(own)[0].tobytes() == results_by("direct")[0].tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,7 +191,7 @@ def test_direct_missing_rank_raises_timeout_error(kind, size, on_ranks):
         with pytest.raises(pc.CollectiveTimeoutError, match="waited until its deadline"):
             c.all_reduce(np.zeros(size), timeout=0.2)
 
-    on_ranks(comms, work)
+    assert on_ranks(comms, work) == [None] * 2
     with pytest.raises(pc.CollectiveTimeoutError):
         comms[1].all_reduce(np.zeros(size))
 
@@ -234,7 +234,7 @@ class TestFastPath:
                 x = np.arange(size, dtype="int16")
                 np.testing.assert_array_equal(alone.all_reduce(x, "max"), x)
 
-    def test_wrong_arguments_raise_value_error(self, alone):
+    def test_fast_path_wrong_arguments_raise(self, alone):
         x = np.ones(4)
         with pytest.raises(ValueError, match="read-only"):
             frozen = np.ones(4)
@@ -257,7 +257,7 @@ class TestFastPath:
         with pytest.raises(ValueError, match="timeout must be"):
             alone.all_reduce(x, timeout=-1)
 
-    def test_overlapping_arrays_are_copied_first(self, alone):
+    def test_fast_path_overlapping_arrays_are_copied_first(self, alone):
         x = np.arange(10.0)
         want = x[:8].copy()
         np.testing.assert_array_equal(alone.all_reduce(x[:8], out=x[2:]), want)
@@ -295,7 +295,7 @@ class TestFastPath:
 
 
 def test_fast_path_beside_a_computing_thread_makes_progress(on_ranks):
-    """The GIL goes to both, although the ranks pass it among themselves."""
+    """The computing thread gets the GIL too, although the ranks pass it among themselves."""
     counted, ending = [0], threading.Event()
 
     def compute():

@@ -13,22 +13,22 @@ import pycollective as pc
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 COUNTS = [1, 3, 13, 100, 2049, 4099, 20_000, 100_003]
-"""Items of a rank's part: in a slot, beside it, in one block, in several."""
+"""Items of a rank's part: for slots, for one-shot calls, for one block and for several blocks."""
 
 
 def expected(name, inputs, root, rank):
     count = len(inputs[0]) // len(inputs)
     part = slice(rank * count, (rank + 1) * count)
     total = np.sum(inputs, axis=0)
-    own = [x[:count] for x in inputs]
+    contributions = [x[:count] for x in inputs]
     return {
         "all_reduce": total,
         "reduce": total if rank == root else None,
         "broadcast": inputs[root],
         "reduce_scatter": total[part],
         "scatter": inputs[root][part],
-        "gather": np.concatenate(own) if rank == root else None,
-        "all_gather": np.concatenate(own),
+        "gather": np.concatenate(contributions) if rank == root else None,
+        "all_gather": np.concatenate(contributions),
         "all_to_all": np.concatenate([x[part] for x in inputs]),
     }[name]
 
@@ -52,10 +52,10 @@ def test_every_call_of_a_random_program_gives_what_numpy_does(on_ranks, kind, ra
     """Each rank chooses for itself which arrays are shared, and whether it gives `out`."""
 
     def work(comm):
-        common, own = np.random.default_rng(ranks), np.random.default_rng(100 + comm.rank)
+        common, random = np.random.default_rng(ranks), np.random.default_rng(100 + comm.rank)
 
         def array(length):
-            make = comm.empty if own.random() < 0.5 else np.empty
+            make = comm.empty if random.random() < 0.5 else np.empty
             return make(length, np.int32)
 
         for step in range(150):
@@ -66,7 +66,7 @@ def test_every_call_of_a_random_program_gives_what_numpy_does(on_ranks, kind, ra
             x[:] = inputs[comm.rank]
             wanted = expected(name, inputs, root, comm.rank)
             out = None
-            if wanted is not None and own.random() < 0.5:
+            if wanted is not None and random.random() < 0.5:
                 out = array(len(wanted))
             found = CALLS[name](comm, x, root, out)
             if wanted is None:
@@ -90,7 +90,7 @@ def test_collectives_in_place_are_right(on_ranks, kind, shared, count):
         size, me = comm.size, comm.rank
         make = comm.empty if shared else np.empty
         whole = make(size * count)
-        mine = slice(me * count, (me + 1) * count)
+        part = slice(me * count, (me + 1) * count)
 
         def fill():
             whole[:] = np.arange(size * count) + me
@@ -103,16 +103,16 @@ def test_collectives_in_place_are_right(on_ranks, kind, shared, count):
         np.testing.assert_array_equal(whole, total if me == 1 else np.arange(size * count) + me)
         comm.broadcast(fill(), 1, out=whole)
         np.testing.assert_array_equal(whole, np.arange(size * count) + 1)
-        comm.reduce_scatter(fill(), out=whole[mine])
-        np.testing.assert_array_equal(whole[mine], total[mine])
-        comm.all_gather(fill()[mine], out=whole)
+        comm.reduce_scatter(fill(), out=whole[part])
+        np.testing.assert_array_equal(whole[part], total[part])
+        comm.all_gather(fill()[part], out=whole)
         owners = np.repeat(np.arange(size), count)
         np.testing.assert_array_equal(whole, np.arange(size * count) + owners)
-        comm.gather(fill()[mine], 1, out=whole if me == 1 else None)
+        comm.gather(fill()[part], 1, out=whole if me == 1 else None)
         if me == 1:
             np.testing.assert_array_equal(whole, np.arange(size * count) + owners)
-        comm.scatter(fill(), 1, out=whole[mine])
-        np.testing.assert_array_equal(whole[mine], (np.arange(size * count) + 1)[mine])
+        comm.scatter(fill(), 1, out=whole[part])
+        np.testing.assert_array_equal(whole[part], (np.arange(size * count) + 1)[part])
         return True
 
     assert on_ranks(make_group(kind, 3, 60.0), work) == [True] * 3
@@ -213,4 +213,4 @@ def test_all_reduce_many_differing_shapes_raise_mismatch_error(on_ranks):
             c.all_reduce_many([np.ones(shape) for shape in shapes])
             c.barrier()
 
-    on_ranks(make_group("shm", 2, timeout=10), work)
+    assert on_ranks(make_group("shm", 2, timeout=10), work) == [None] * 2

@@ -56,7 +56,7 @@ def test_empty_on_some_ranks_only_is_right(on_ranks):
         c.all_reduce(x, out=x)
         assert (x == 3).all()
 
-    on_ranks(shm_group(3), work)
+    assert on_ranks(shm_group(3), work) == [None] * 3
 
 
 def test_empty_among_threads_or_of_one_rank_is_ordinary(on_ranks):
@@ -65,25 +65,25 @@ def test_empty_among_threads_or_of_one_rank_is_ordinary(on_ranks):
         x.fill(1)
         np.testing.assert_array_equal(c.all_reduce(x, out=x), np.full((3, 2), c.size))
 
-    on_ranks(local_group(2, timeout=30), work)
-    on_ranks(local_group(1), work)
+    assert on_ranks(local_group(2, timeout=30), work) == [None] * 2
+    assert on_ranks(local_group(1), work) == [None]
 
 
 def with_memories(monkeypatch, kind, size):
     """Return the communicators of a group, and the descriptors of its memories."""
-    made = []
+    memories = []
     joined = rank_groups._joined
 
     def watched(ranks):
-        made.append(joined(ranks))
-        return made[-1]
+        memories.append(joined(ranks))
+        return memories[-1]
 
     monkeypatch.setattr(rank_groups, "_joined", watched)
     comms = make_group(kind, size, 30.0)
-    return comms, [each[0].descriptor for each in made]
+    return comms, [each[0].descriptor for each in memories]
 
 
-EVERYTHING = [
+COLLECTIVES = [
     *((c, how) for c in ("all_reduce", "reduce_scatter", "all_gather") for how in names(c)),
     ("all_reduce", "auto"),
     ("reduce", "tree"),
@@ -96,13 +96,13 @@ EVERYTHING = [
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("shm", 2), ("shm", 3), ("mixed", 3), ("mixed", 5)])
-def test_empty_is_read_in_place_by_every_collective(kind, ranks, on_ranks):
+def test_empty_in_collectives_is_right(kind, ranks, on_ranks):
     items = 40_000  # of a rank's part: a message of 320 kB is not copied
     whole = np.arange(ranks * items).reshape(ranks, items) % 1009
 
     def work(c):
         given, got, part, mine = (c.empty(s, "i8") for s in [whole.shape] * 2 + [(1, items)] * 2)
-        for collective, how in EVERYTHING:
+        for collective, how in COLLECTIVES:
             options = {"algorithm": how} if how else {}
             call = functools.partial(getattr(c, collective), **options)
             given[...] = whole + c.rank
@@ -136,7 +136,7 @@ def test_empty_is_read_in_place_by_every_collective(kind, ranks, on_ranks):
                 call(given, out=got)
                 assert np.array_equal(got, whole[c.rank] + np.arange(ranks)[:, None])
 
-    on_ranks(make_group(kind, ranks, 30.0), work)
+    assert on_ranks(make_group(kind, ranks, 30.0), work) == [None] * ranks
 
 
 @pytest.mark.parametrize(("kind", "how"), [("shm", "ring"), ("mixed", "hierarchical")])
@@ -180,7 +180,7 @@ def test_empty_dropped_arrays_free_their_memory(kind, monkeypatch, on_ranks):
             c.barrier()
 
     before = os.fstat(descriptor).st_blocks
-    on_ranks(comms, work)
+    assert on_ranks(comms, work) == [None] * len(comms)
     assert os.fstat(descriptor).st_blocks - before < 2 * 8 * 20 * 2 + (4 << 20) // 512
 
 
@@ -209,15 +209,15 @@ def test_empty_many_short_arrays_cost_no_descriptors_and_few_mappings(kind, on_r
     before = held()
 
     def work(c):
-        made = [c.empty(n % 33, "f4") for n in range(400)]  # up to 128 bytes
-        for n, x in enumerate(made):
+        arrays = [c.empty(n % 33, "f4") for n in range(400)]  # up to 128 bytes
+        for n, x in enumerate(arrays):
             x.fill(1000 * c.rank + n)
         c.barrier()
-        for n, x in enumerate(made):
+        for n, x in enumerate(arrays):
             assert x.ctypes.data % 64 == 0
             assert (x == 1000 * c.rank + n).all()
             assert (c.all_reduce(x) == sum(1000 * r + n for r in range(3))).all()
-        return made
+        return arrays
 
     kept = on_ranks(comms, work)
     descriptors, mappings = held()
@@ -246,7 +246,7 @@ def test_empty_dropped_short_arrays_free_their_memory(monkeypatch, on_ranks):
         c.barrier()
 
     before = os.fstat(descriptor).st_blocks
-    on_ranks(comms, work)
+    assert on_ranks(comms, work) == [None] * 2
     grown = (os.fstat(descriptor).st_blocks - before) * 512
     assert grown < 3 << 20  # of 9.6 MB; the group's own pages count, too
 

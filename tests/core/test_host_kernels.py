@@ -1,4 +1,4 @@
-"""The CUDA kernels' own code, run by the processor: the bits of the table, whatever the alignment."""
+"""The CUDA kernels' own code on the processor: the bits of the table, at any alignment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pycollective._core import cuda
 
 
 class Host:
-    """Runs kernels as a device of one multiprocessor would, one thread after another."""
+    """A runner of kernels like a device of one multiprocessor, one thread after another."""
 
     tiled = 4 * 16 * 1024 + 64
 
@@ -101,7 +101,7 @@ def test_cut_covers_every_item_with_aligned_vectors():
             assert cuda.cut(arrays, count, item, tile, 100)[:3] == (0, 0, 0)
 
 
-def test_combine_any_number_of_arrays_is_right():
+def test_combine_on_host_invalid_arguments_raise():
     x = np.zeros(3, "f4")
     with pytest.raises(ValueError, match="1 to 16 sources into 1 to 16 targets, not 17 into 1"):
         cuda.combine_on_host("sum", [x] * 17, [x])
@@ -115,7 +115,9 @@ def test_cuda_without_the_build_raises():
         cuda.combine("sum", F32, [0], [0], 0)
 
 
-@pytest.mark.skipif(not cuda.built() or cuda.device_count()[0] > 0, reason="not CUDA without GPU")
+@pytest.mark.skipif(
+    not cuda.built() or cuda.device_count()[0] > 0, reason="needs CUDA without a GPU"
+)
 def test_cuda_without_a_gpu_raises():
     with pytest.raises(RuntimeError, match="CUDA, reading the properties of device 0: .+ \\(cuda"):
         cuda.combine("sum", F32, [0], [0], 0)

@@ -25,16 +25,16 @@ def error_of(call) -> Exception | None:
 def test_leave_within_a_call_raises_peer_lost_error_on_peers(kind, size):
     comms = make_group(kind, size, timeout=30)
     leaver, peers = comms[0], comms[1:]
-    own: list[Exception | None] = []
+    errors: list[Exception | None] = []
     call = threading.Thread(
-        target=lambda: own.append(error_of(lambda: leaver.all_reduce(np.ones(1000))))
+        target=lambda: errors.append(error_of(lambda: leaver.all_reduce(np.ones(1000))))
     )
     call.start()
     while " is in all_reduce" not in leaver.describe():
         time.sleep(0.001)
     leaver._group.leave(0)
-    call.join(20)  # its call ends before the peers look
-    assert isinstance(own[0], pc.AbortedError), own
+    call.join(20)  # the leaver's call ends before the peers' calls begin
+    assert isinstance(errors[0], pc.AbortedError), errors
     for peer in peers:
         error = error_of(lambda peer=peer: peer.all_reduce(np.ones(1000)))
         assert isinstance(error, pc.PeerLostError), (peer.rank, error)

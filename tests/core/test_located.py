@@ -56,11 +56,11 @@ def test_maxloc_with_indices_takes_the_lowest_of_equal_values(on_ranks):
     assert on_ranks(pc.local_group(3, timeout=20), work) == [([5, big + 2], [98, big + 2])] * 3
 
 
-def test_minloc_of_a_dtype_without_order_raises_type_error():
+def test_minloc_invalid_dtype_or_index_raises():
     (comm,) = pc.local_group(1)
-    for later in (False, True):
+    for async_op in (False, True):
         with pytest.raises(TypeError, match="complex"):
-            comm.minloc(np.ones(2, complex), async_op=later)
+            comm.minloc(np.ones(2, complex), async_op=async_op)
     assert comm.all_reduce(np.ones(1)) == 1  # the group has not failed
     with pytest.raises(TypeError, match="index must be whole numbers, not float64"):
         comm.minloc(np.ones(2), [0.5, 1.5])
@@ -73,7 +73,7 @@ def test_minloc_of_a_dtype_without_order_raises_type_error():
 
 def test_minloc_with_an_invalid_timeout_leaves_the_group_working():
     (comm,) = pc.local_group(1)
-    for later in (False, True):
+    for async_op in (False, True):
         with pytest.raises(ValueError, match="timeout must be a positive number"):
-            comm.minloc(np.ones(2), async_op=later, timeout=-1)
+            comm.minloc(np.ones(2), async_op=async_op, timeout=-1)
     assert comm.all_reduce(np.ones(1)) == 1

@@ -1,4 +1,4 @@
-"""Many groups are made and end: nothing of them is left. Among threads."""
+"""Many groups of threads are made and end, and leave no resources in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from pycollective import local_group
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def held():
@@ -25,7 +25,7 @@ def held():
 
 
 def grown(before):
-    """Compare the process's resources with those before; threads may end a little later."""
+    """Return the resources that have grown since `before`; threads may end a little later."""
     for _ in range(100):
         more = [now - then for now, then in zip(held(), before, strict=True)]
         if more[1] <= 0:
@@ -48,12 +48,12 @@ def test_many_groups_of_threads_leave_nothing_behind(count):
         a.send(x, 1)
         assert [w.wait()[0] for w in works] == [2, 2]
         assert waits.wait()[0] == 1
-        if len(made) % 2:  # the others are dropped
+        if len(uses) % 2:  # the others are dropped
             a.close()
             b.close()
-        made.append(None)
+        uses.append(None)
 
-    made = []
+    uses = []
     for _ in range(50):
         use()
     before = held()

@@ -12,7 +12,7 @@ import pytest
 import rank_groups
 
 SANITIZED = "PYCOLLECTIVE_SANITIZED" in os.environ
-#: Bytes where another way of moving a message begins, and a longer message than any ring.
+#: Sizes in bytes at which the way of moving a message changes, and one above that of any ring.
 EDGES = [0, 32, 224, 2048, 4096, 16 << 10, 64 << 10, 128 << 10, 2 << 20, 5 << 20]
 DTYPES = ["uint8", "float32", "complex128", "S3"]
 
@@ -36,7 +36,7 @@ class Sent(NamedTuple):
         return words.view(np.uint8)[: count * kind.itemsize].view(kind)
 
     def empty(self, rng: random.Random) -> np.ndarray[Any, Any]:
-        """Return memory for it, at any place within a cache line."""
+        """Return memory for the message, at a random place within a cache line."""
         kind = np.dtype(self.dtype)
         count = self.nbytes // kind.itemsize
         memory = np.full(count * kind.itemsize + 64, 0xEE, np.uint8)
@@ -60,7 +60,7 @@ def plan(seed: int, ranks: int, count: int, tags: range) -> list[Sent]:
 
 
 def shuffled(window: list[Sent], rng: random.Random) -> list[Sent]:
-    """Return a window in another order, which is the old one between two ranks within a tag."""
+    """Shuffle a window; messages with one tag between the same two ranks keep their order."""
     mixed = rng.sample(window, len(window))
     in_order = iter(sorted(mixed, key=lambda m: (m.source, m.dest, m.tag, m.number)))
     places = sorted(
@@ -78,7 +78,7 @@ def exchange(c: Any, messages: list[Sent], seed: int, with_collectives: bool) ->
     checked = 0
     for begin in range(0, len(messages), 24):
         window = messages[begin : begin + 24]
-        # Receives of a shuffled window must not wait: the sender may wait for this rank before.
+        # Receives of a shuffled window must not wait: the sender may first wait for this rank.
         is_mixed = rng.random() < 0.5
         waits: list[tuple[Any, Sent, Any]] = []
 
@@ -92,7 +92,7 @@ def exchange(c: Any, messages: list[Sent], seed: int, with_collectives: bool) ->
             if sends:
                 later = rng.random() < 0.5
                 x = message.array()
-                if rng.random() < 0.3:  # memory that the others reach
+                if rng.random() < 0.3:  # memory that other ranks can read
                     x, ordinary = c.empty(x.shape, x.dtype), x
                     x[...] = ordinary
                 work = c.send(x, message.dest, message.tag, async_op=later)

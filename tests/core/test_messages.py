@@ -275,7 +275,7 @@ def test_send_without_a_receiver_buffers_a_bounded_amount():
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_recv_of_three_threads_from_a_leaving_rank_raises_in_each(kind):
-    """One of them notices the end of the connection while the others go to sleep."""
+    """One thread notices the end of the connection while the others go to sleep."""
     for _ in range(5):
         comms = make_group(kind, 2, timeout=30)
         errors = []

@@ -33,11 +33,11 @@ def on_mpi(monkeypatch, on_ranks):
 
 
 def chosen_by_mpi(which):
-    """Return the cases of test_suite.py without those that name an algorithm."""
+    """Return cases of test_suite.py with one variant of a collective: MPI chooses the algorithm."""
     factors, calls = dict(FACTORS[which]), {}
     for call in factors["what"]:
         named = call.algorithm
-        if not isinstance(named, str) or named not in ("auto", "", "tree", "ring", "direct"):
+        if not isinstance(named, str) or named not in ("auto", "", "direct"):
             continue
         if call.collective != "all_reduce" or named == "auto":
             calls.setdefault((call.collective, call.ragged), call)
@@ -145,6 +145,23 @@ def test_mpi_moves_items_without_bytes(on_mpi):
 
     want = [((4,), True), ((8,), True), ((2,), True), ((4,), True)]
     assert on_mpi(2, work) == [want, want]
+
+
+def test_mpi_calls_with_a_named_algorithm_raise_value_error(on_mpi):
+    def work(comm):
+        x = np.ones(4)
+        for call in (
+            lambda: comm.all_reduce(x, algorithm="ring"),
+            lambda: comm.all_reduce(x, reproducible=True),
+            lambda: comm.broadcast(x, algorithm="chain"),
+            lambda: comm.all_gather(x, algorithm="doubling"),
+            lambda: comm.scan(x, algorithm="chain"),
+        ):
+            with pytest.raises(ValueError, match="leave out algorithm and reproducible"):
+                call()
+        return comm.broadcast(x).tolist()
+
+    assert on_mpi(2, work) == [[1.0] * 4] * 2
 
 
 def test_from_mpi_of_another_object_raises_type_error(on_mpi):

@@ -52,21 +52,21 @@ def test_async_call_keeps_its_algorithm_alive():
         return comm.broadcast(x, algorithm=short_lived, async_op=True)
 
     a, b = local_group(2, timeout=30)
-    met = a.barrier(async_op=True)
+    barrier = a.barrier(async_op=True)
     work = with_own(a, np.arange(5.0))
     gc.collect()
     b.barrier()
     with_own(b, np.zeros(5)).wait()
-    met.wait()
+    barrier.wait()
     np.testing.assert_array_equal(work.wait(), np.arange(5.0))
 
 
 def test_own_ring_has_the_steps_of_the_cores_ring():
     for size in (*range(1, 24), 64):
         ring.verify(size)
-        made = ring.for_ranks(size).schedule  # with the marks of complete chunks
+        got = ring.for_ranks(size).schedule  # with the marks of complete chunks
         want = algorithms.schedule("ring", size)
-        assert [[str(s) for s in steps] for steps in made.steps] == [
+        assert [[str(s) for s in steps] for steps in got.steps] == [
             [str(s) for s in steps] for steps in want.steps
         ]
 
@@ -134,9 +134,9 @@ def test_own_algorithms_with_one_name_raise_mismatch_error(on_ranks):
             yield send(0, input[0])
             yield recv(0, output[0])
 
-    mine = [ring, globals()["ring"]]
+    rings = [ring, globals()["ring"]]
     results = on_ranks(
-        local_group(2, timeout=30), lambda c: c.all_reduce(np.ones(4), algorithm=mine[c.rank])
+        local_group(2, timeout=30), lambda c: c.all_reduce(np.ones(4), algorithm=rings[c.rank])
     )
     assert all(isinstance(r, pc.MismatchError) for r in results), results
 

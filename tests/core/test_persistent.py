@@ -47,7 +47,7 @@ def test_messages_and_calls_without_a_result_can_be_persistent(on_ranks):
     assert on_ranks(local_group(2), work) == [True, True]
 
 
-def test_start_twice_or_wait_first_raises(on_ranks):
+def test_start_twice_or_wait_first_raises():
     first, second = local_group(2, timeout=20)
     request = pc.Persistent(first.barrier)
     assert request.done()

@@ -81,5 +81,5 @@ def _unmarked(steps: list[Step]) -> list[Step]:
 
 
 def test_scan_is_one_message_for_each_neighbour():
-    made = algorithms.schedule("chain", 9, "scan")
-    assert [sum(s.verb == Verb.send for s in steps) for steps in made.steps] == [1] * 8 + [0]
+    schedule = algorithms.schedule("chain", 9, "scan")
+    assert [sum(s.verb == Verb.send for s in steps) for steps in schedule.steps] == [1] * 8 + [0]

@@ -1,4 +1,4 @@
-"""Properties that hold for any call: hypothesis thinks them up."""
+"""Properties that hold for any call; hypothesis generates the calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REDUCTIONS = {
     "prod": lambda a: a.prod(axis=0, dtype=a.dtype),
 }
 ALGORITHMS = ["auto", *algorithms.names("all_reduce")]
-calmly = settings(
+without_deadline = settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 
@@ -49,7 +49,7 @@ def on_all(comms, work):
 
 
 @given(data=st.data())
-@calmly
+@without_deadline
 def test_all_reduce_of_random_arrays_is_right(data):
     ranks = data.draw(st.integers(1, 5), "ranks")
     kind = data.draw(st.sampled_from(ALL_KINDS), "transport")
@@ -87,7 +87,7 @@ CALLS = st.lists(
     st.tuples(
         st.sampled_from(
             ["all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all",
-             "gather", "scatter", "barrier", "messages", "later"]
+             "gather", "scatter", "barrier", "messages", "async"]
         ),
         st.sampled_from([1, 5, 64, 1_000, 9_001, 70_003]),
         st.integers(0, 3),
@@ -99,7 +99,7 @@ CALLS = st.lists(
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @given(ranks=st.integers(1, 4), calls=CALLS)
-@calmly
+@without_deadline
 def test_random_sequences_of_calls_are_right(kind, ranks, calls):
     """No call disturbs the next one, of any kind."""
 
@@ -107,7 +107,7 @@ def test_random_sequences_of_calls_are_right(kind, ranks, calls):
         return (np.arange(n) * (rank + 2) + turn) % 251
 
     def work(c):
-        later = []
+        works = []
         for turn, (what, n, root) in enumerate(calls):
             root %= ranks
             all_of_them = [value(r, turn, n * ranks) for r in range(ranks)]
@@ -115,8 +115,8 @@ def test_random_sequences_of_calls_are_right(kind, ranks, calls):
             part = slice(n * c.rank, n * (c.rank + 1))
             if what == "all_reduce":
                 np.testing.assert_array_equal(c.all_reduce(x), total)
-            elif what == "later":
-                later.append((c.all_reduce(x, async_op=True), total))
+            elif what == "async":
+                works.append((c.all_reduce(x, async_op=True), total))
             elif what == "reduce":
                 got = c.reduce(x, root=root)
                 assert got is None or (got == total).all()
@@ -142,7 +142,7 @@ def test_random_sequences_of_calls_are_right(kind, ranks, calls):
                 np.testing.assert_array_equal(got, all_of_them[before])
             else:
                 c.barrier()
-        for under_way, total in later:
+        for under_way, total in works:
             np.testing.assert_array_equal(under_way.wait(), total)
 
     on_all(make_group(kind, ranks), work)

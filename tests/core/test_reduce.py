@@ -1,4 +1,4 @@
-"""Every place of the reduction table against NumPy, and the halves against exact references."""
+"""Every entry of the reduction table against NumPy, and the halves against exact references."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ in_table = pytest.mark.parametrize(("dtype", "op"), TABLE, ids=lambda v: str(v))
 
 
 def values(dtype: np.dtype, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """All bits are random for ints; floats are of all sizes, with zeros, infinities and NaNs."""
+    """Return ints of random bits, or floats of all sizes with zeros, infinities and NaNs."""
     random = np.random.default_rng(seed)
     if dtype == BOOL:
         return random.integers(0, 2, shape).astype(bool)
@@ -79,7 +79,7 @@ def reference(op: str, sources: list[np.ndarray], size: int = 0) -> np.ndarray:
         return total.astype(dtype)
 
 
-def same(got: np.ndarray, want: np.ndarray) -> None:
+def assert_same(got: np.ndarray, want: np.ndarray) -> None:
     assert got.dtype == want.dtype
     if got.dtype in HALVES:
         got, want = got.astype("float32"), want.astype("float32")
@@ -89,13 +89,13 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 @in_table
 @pytest.mark.parametrize("shift", [0, 1])
 def test_combine_arrays_of_any_size_and_alignment_is_right(dtype, op, shift):
-    """Sizes around those of vectors, begun away from their alignment too; nothing beyond is written."""
+    """Sizes near those of vectors, aligned or not; nothing beyond the output is written."""
     for n in SIZES:
         a, b = values(dtype, (2, n + shift), n)
         a, b = a[shift:], b[shift:]
         memory = np.full(n + shift + 1, 1, dtype)
         combine_arrays(op, a, b, memory[shift : shift + n])
-        same(memory[shift : shift + n], reference(op, [a, b]))
+        assert_same(memory[shift : shift + n], reference(op, [a, b]))
         assert memory[-1] == 1 and (shift == 0 or memory[0] == 1)
 
 
@@ -107,19 +107,19 @@ def test_combine_in_place_is_right(dtype, op):
     for place in (0, 1):
         mine = x.copy()
         combine_arrays(op, mine[0], mine[1], mine[place])
-        same(mine[place], want)
+        assert_same(mine[place], want)
     itself = x[2].copy()
     combine_arrays(op, itself, itself, itself)
-    same(itself, reference(op, [x[2], x[2]]))
+    assert_same(itself, reference(op, [x[2], x[2]]))
     want = reference(op, list(x), 4)
     for place in range(4):
         mine = x.copy()
         reduce_arrays(op, list(mine), [mine[place]], 4)
-        same(mine[place], want)
+        assert_same(mine[place], want)
     mine = x.copy()
     reduce_arrays(op, list(mine), list(mine), 4)
     for out in mine:
-        same(out, want)
+        assert_same(out, want)
 
 
 @in_table
@@ -133,12 +133,12 @@ def test_combine_of_many_sources_and_targets_is_right(dtype, op, ranks):
             reduce_arrays(op, list(x), outs, size)
             want = reference(op, list(x), size)
             for out in outs:
-                same(out, want)
+                assert_same(out, want)
         assert x.tobytes() == before
 
 
 def test_combine_rounds_halves_of_many_sources_once():
-    """1 + 2^-11 sixteen times is lost step by step, and is not in float32."""
+    """Sixteen additions of 2^-11 to 1 are lost step by step in float16, but not in float32."""
     for dtype, little in ((F16, 2.0**-11), (BF16, 2.0**-8)):
         sources = [np.array([1.0], dtype)] + [np.array([little], dtype)] * 16
         out = np.zeros(1, dtype)
@@ -178,7 +178,7 @@ def test_halves_of_every_bit_pattern_are_widened(dtype, portable):
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_halves_of_every_bit_pattern_are_rounded_to_even(dtype, portable):
-    """Return all numbers, the midpoints between neighbours, and the values next to the midpoints."""
+    """Round all numbers, the midpoints between neighbours, and the values next to the midpoints."""
     top = 0x7C00 if dtype == F16 else 0x7F80  # infinity
     exact = np.arange(top + 1, dtype="uint16").view(dtype).astype("float64")
     exact[-1] = 65536.0 if dtype == F16 else 2.0**128  # the next number, if there were one
@@ -216,7 +216,7 @@ def test_halves_keep_nan_with_its_sign(dtype, portable):
 
 @settings(max_examples=200, deadline=None)
 @given(hnp.arrays("uint32", st.integers(1, 70), elements=st.integers(0, 2**32 - 1)))
-def test_float32_is_narrowed_as_by_the_references(bits):
+def test_float32_is_narrowed_as_by_numpy_and_ml_dtypes(bits):
     x = bits.view("float32")
     for dtype in HALVES:
         for portable in (False, True):
@@ -233,7 +233,7 @@ def test_float32_is_narrowed_as_by_the_references(bits):
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-def test_combine_wraps_ints_and_rounds_means_toward_zero(dtype):
+def test_combine_wraps_ints(dtype):
     top, bottom = np.iinfo(dtype).max, np.iinfo(dtype).min
     x = np.array([top, top, bottom, 7], dtype)
     y = np.array([1, top, bottom, 0], dtype)
@@ -250,7 +250,7 @@ def test_combine_wraps_ints_and_rounds_means_toward_zero(dtype):
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_mean_of_any_int_and_size_is_right(dtype):
-    """Every number of 8 and 16 bits; more ranks than the type can count; the ends of the wide ones."""
+    """Every int of 8 and 16 bits, the ends of wider ranges, and more ranks than the type counts."""
     info = np.iinfo(dtype)
     if dtype.itemsize <= 2:
         x = np.arange(info.min, info.max + 1).astype(dtype)
@@ -331,4 +331,4 @@ def test_reduce_arrays_equals_the_reference(data):
     outs = [np.zeros(n, dtype) for _ in range(data.draw(st.integers(1, 3)))]
     reduce_arrays(op, sources, outs, size)
     for out in outs:
-        same(out, reference(op, sources, size))
+        assert_same(out, reference(op, sources, size))

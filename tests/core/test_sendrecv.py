@@ -12,12 +12,12 @@ LENGTHS = [0, 1, 1000, 1_000_003]
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-@pytest.mark.parametrize("later", [False, True])
-def test_sendrecv_round_a_ring_shifts_arrays_of_any_length(kind, later, on_ranks):
+@pytest.mark.parametrize("async_op", [False, True])
+def test_sendrecv_round_a_ring_shifts_arrays_of_any_length(kind, async_op, on_ranks):
     def work(comm):
         def shifted(x, out):
-            got = comm.sendrecv(x, after, out, before, async_op=later)
-            return got.wait() if later else got
+            got = comm.sendrecv(x, after, out, before, async_op=async_op)
+            return got.wait() if async_op else got
 
         with comm:
             after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -35,8 +35,8 @@ def test_sendrecv_round_a_ring_shifts_arrays_of_any_length(kind, later, on_ranks
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-@pytest.mark.parametrize("later", [False, True])
-def test_sendrecv_without_a_neighbour_leaves_out_unchanged(kind, later, on_ranks):
+@pytest.mark.parametrize("async_op", [False, True])
+def test_sendrecv_without_a_neighbour_leaves_out_unchanged(kind, async_op, on_ranks):
     def work(comm):
         with comm:
             after = comm.rank + 1 if comm.rank + 1 < comm.size else None
@@ -44,10 +44,10 @@ def test_sendrecv_without_a_neighbour_leaves_out_unchanged(kind, later, on_ranks
             out = np.full(3, -1.0)
             got = comm.sendrecv(np.full(3, comm.rank), after, out.astype(int), before)
             assert got.tolist() == [before if comm.rank else -1] * 3
-            got = comm.sendrecv(np.full(3, 1.0 * comm.rank), after, out, before, async_op=later)
-            assert (got.wait() if later else got) is out
-            nothing = comm.sendrecv(None, None, None, None, async_op=later)
-            assert (nothing.wait() if later else nothing) is None
+            got = comm.sendrecv(np.full(3, 1.0 * comm.rank), after, out, before, async_op=async_op)
+            assert (got.wait() if async_op else got) is out
+            nothing = comm.sendrecv(None, None, None, None, async_op=async_op)
+            assert (nothing.wait() if async_op else nothing) is None
             return out.tolist()
 
     assert on_ranks(make_group(kind, 3), work) == [[-1.0] * 3, [0.0] * 3, [1.0] * 3]
@@ -79,4 +79,4 @@ def test_sendrecv_with_wrong_arguments_sends_nothing():
     with pytest.raises(ValueError, match="recvtag must be a number from 0"):
         comm.sendrecv(np.ones(1), 0, None, 0, recvtag=-1)
     comm.send(np.zeros(1), 0)
-    assert comm.recv(np.ones(1), 0).tolist() == [0.0]  # the first message there is
+    assert comm.recv(np.ones(1), 0).tolist() == [0.0]  # no earlier message was sent

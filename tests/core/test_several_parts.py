@@ -9,7 +9,7 @@ from rank_groups import make_group
 from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, scratch, send
 
 BEYOND_A_BLOCK = (4 << 20) + 77
-"""Bytes of a part that does not move at once, so that parts of a block do not touch."""
+"""Bytes of a part that is longer than a block, so that the parts of a block are not adjacent."""
 
 
 @algorithm(num_chunks=lambda size: size, collective="all_gather")
@@ -69,7 +69,7 @@ def test_all_gather_sends_several_parts_together(kind, ranks, on_ranks):
                 got = c.all_gather(x, algorithm=how, ragged=arrays is ragged)
                 assert np.array_equal(got, np.concatenate(arrays)), (how, x.size)
 
-    on_ranks(make_group(kind, ranks, 30.0), work)
+    assert on_ranks(make_group(kind, ranks, 30.0), work) == [None] * ranks
 
 
 @pytest.mark.parametrize(("kind", "ranks"), GROUPS)
@@ -86,7 +86,7 @@ def test_reduce_scatter_sends_several_parts_together(kind, ranks, on_ranks):
                 c.reduce_scatter(x, out=x[c.rank], algorithm=how)
                 assert np.array_equal(x[c.rank], got), (how, items)
 
-    on_ranks(make_group(kind, ranks, 30.0), work)
+    assert on_ranks(make_group(kind, ranks, 30.0), work) == [None] * ranks
 
 
 def test_schedules_with_several_parts_are_proved():
@@ -125,4 +125,4 @@ def test_items_cut_by_message_parts_arrive_whole(kind, on_ranks):
         for how in ("tree", "chain"):
             assert c.broadcast(rows[c.rank], 1, algorithm=how).tobytes() == rows[1].tobytes()
 
-    on_ranks(make_group(kind, 3, 30.0), work)
+    assert on_ranks(make_group(kind, 3, 30.0), work) == [None] * 3

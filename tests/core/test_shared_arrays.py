@@ -18,24 +18,24 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory n
 
 @pytest.fixture
 def comms():
-    made = make_group("shm", 2, 30.0)
-    yield made
-    for comm in made:
+    group = make_group("shm", 2, 30.0)
+    yield group
+    for comm in group:
         comm.close()
 
 
 def test_shared_arrays_concern_only_the_block(comms):
     before = np.ones(100_000)
     with pc.shared_arrays():
-        made = [np.ones(100_000), np.zeros((300, 300)), np.ones(100_000) + before]
+        long = [np.ones(100_000), np.zeros((300, 300)), np.ones(100_000) + before]
         short = np.arange(5)
-    assert [_core.is_shared(x) for x in made] == [True] * 3
-    after = made[0] + before
+    assert [_core.is_shared(x) for x in long] == [True] * 3
+    after = long[0] + before
     assert not any(_core.is_shared(x) for x in (before, short, after))
-    assert (made[2] == 2).all() and (made[1] == 0).all()
+    assert (long[2] == 2).all() and (long[1] == 0).all()
 
 
-def test_shared_arrays_called_last_until_they_are_turned_off(comms):
+def test_shared_arrays_without_a_block_last_until_they_are_turned_off(comms):
     pc.shared_arrays()
     try:
         assert _core.is_shared(np.ones(100_000))
@@ -135,7 +135,7 @@ def test_arrays_outlive_their_group():
     x.fill(6)
 
 
-def test_no_arena_makes_ordinary_arrays(on_ranks):
+def test_group_without_an_arena_makes_ordinary_arrays():
     group = _core.ShmGroup.create(1, 0)
     group.join(0)
     comm = pc.Communicator(group, 0, 30.0, None)

@@ -31,39 +31,39 @@ def test_memory_of_a_group_cannot_be_shortened():
 
 
 @contextlib.contextmanager
-def copy_of(group, change=lambda memory: memory, seals=None):
+def copy_of(group, seals=None):
     """Make another memory with the same contents, as a hostile process may."""
-    made = os.memfd_create("copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create("copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     size = os.fstat(group.descriptor).st_size
     try:
-        os.truncate(made, size)
-        os.pwrite(made, change(os.pread(group.descriptor, 4096, 0)), 0)
+        os.truncate(descriptor, size)
+        os.pwrite(descriptor, os.pread(group.descriptor, 4096, 0), 0)
         wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if seals is None else seals
-        fcntl.fcntl(made, fcntl.F_ADD_SEALS, wanted)
-        yield made
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, wanted)
+        yield descriptor
     finally:
-        os.close(made)
+        os.close(descriptor)
 
 
 def test_open_accepts_sealed_memory_of_a_group():
-    with copy_of(_core.ShmGroup.create(2)) as made:
-        assert _core.ShmGroup.open(made).size == 2
+    with copy_of(_core.ShmGroup.create(2)) as descriptor:
+        assert _core.ShmGroup.open(descriptor).size == 2
 
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW])
 def test_open_refuses_memory_that_is_not_sealed(seals):
     with (
-        copy_of(_core.ShmGroup.create(2), seals=seals) as made,
+        copy_of(_core.ShmGroup.create(2), seals=seals) as descriptor,
         pytest.raises((OSError, RuntimeError), match="not sealed"),
     ):
-        _core.ShmGroup.open(made)
+        _core.ShmGroup.open(descriptor)
 
 
 def test_open_refuses_memory_of_another_size():
-    with copy_of(_core.ShmGroup.create(2)) as made:
-        os.truncate(made, os.fstat(made).st_size + 4096)
+    with copy_of(_core.ShmGroup.create(2)) as descriptor:
+        os.truncate(descriptor, os.fstat(descriptor).st_size + 4096)
         with pytest.raises(ValueError, match="is not the shared memory of a group"):
-            _core.ShmGroup.open(made)
+            _core.ShmGroup.open(descriptor)
 
 
 def test_open_of_a_file_raises(tmp_path):
@@ -128,8 +128,8 @@ def test_forked_child_cannot_act_for_a_rank(kind):
 def test_forked_child_that_drops_shared_arrays_does_not_free_them(on_ranks):
     comms = make_group("shm", 2, 30.0)
     arrays = on_ranks(comms, lambda c: [c.empty(100_000), c.empty(100)])
-    for rank, own in enumerate(arrays):
-        for x in own:
+    for rank, rank_arrays in enumerate(arrays):
+        for x in rank_arrays:
             x.fill(rank + 1)
 
     def drop():
@@ -138,26 +138,26 @@ def test_forked_child_that_drops_shared_arrays_does_not_free_them(on_ranks):
 
     for _ in range(2):  # as many as there are ranks
         assert in_a_child(drop)
-    for rank, own in enumerate(arrays):
-        for x in own:
+    for rank, rank_arrays in enumerate(arrays):
+        for x in rank_arrays:
             assert (x == rank + 1).all()
 
 
 def test_forked_child_that_writes_to_shared_arrays_writes_for_itself(on_ranks):
     comms = make_group("shm", 2, 30.0)
     arrays = on_ranks(comms, lambda c: [c.empty(100_000), c.empty(100)])
-    for rank, own in enumerate(arrays):
-        for x in own:
+    for rank, rank_arrays in enumerate(arrays):
+        for x in rank_arrays:
             x.fill(rank + 1)
 
     def scribble():
-        for own in arrays:
-            for rank, x in enumerate(own):
+        for rank_arrays in arrays:
+            for rank, x in enumerate(rank_arrays):
                 x[:50] = 7 + rank
 
         def check():
-            for own in arrays:
-                for rank, x in enumerate(own):
+            for rank_arrays in arrays:
+                for rank, x in enumerate(rank_arrays):
                     assert (x[:50] == 7 + rank).all()
                     x.fill(9)
 
@@ -165,8 +165,8 @@ def test_forked_child_that_writes_to_shared_arrays_writes_for_itself(on_ranks):
         check()
 
     assert in_a_child(scribble)
-    for rank, own in enumerate(arrays):
-        for x in own:
+    for rank, rank_arrays in enumerate(arrays):
+        for x in rank_arrays:
             assert (x == rank + 1).all()
     results = on_ranks(comms, lambda c: c.all_reduce(arrays[c.rank][0]))
     assert all((result == 3).all() for result in results)

@@ -61,10 +61,10 @@ def check(error, case, kind):
     assert f"rank 0 called {of_0}, rank 1 called {of_1}. " in str(error)
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["at once", "async"])
+@pytest.mark.parametrize("async_op", [False, True], ids=["at once", "async"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_differing_calls_are_named_by_the_next_call_of_each_rank(on_ranks, kind, case, later):
+def test_differing_calls_are_named_by_the_next_call_of_each_rank(on_ranks, kind, case, async_op):
     call = CASES[case][0]
 
     def work(group):
@@ -72,7 +72,7 @@ def test_differing_calls_are_named_by_the_next_call_of_each_rank(on_ranks, kind,
 
         def calls():
             call(group)
-            if later:
+            if async_op:
                 group.all_reduce(x, async_op=True).wait()
             else:
                 group.all_reduce(x)
@@ -139,7 +139,7 @@ def _by_messages(group, x):
 
 
 def _ragged(group, x):
-    """A call of several, which Python makes."""
+    """Return the work of a call that makes several calls in Python."""
     return group.all_gather(x.astype("f4" if group.rank else "f8"), ragged=True, async_op=True)
 
 
@@ -152,7 +152,7 @@ def _receive(group, x):
 @pytest.mark.parametrize("call", [_all_reduce, _by_messages, _ragged, _receive])
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_mismatch_of_an_asynchronous_call_is_raised_once(on_ranks, kind, call, waits):
-    """The call, wait(), or else close() raises it."""
+    """The call, wait() or close() raises the error."""
 
     def work(group):
         def begin():
@@ -251,7 +251,7 @@ def test_leaving_rank_is_lost_to_waiting_ranks_at_once(kind):
 
 @pytest.mark.parametrize("call", ["recv", "async all_reduce", "all_reduce"])
 def test_dropped_rank_is_lost_at_once(call):
-    """The thread of rank 1 raises, and thereby drops its communicator."""
+    """The communicator of rank 1 is dropped, as when the thread of rank 1 raises."""
     first, second = pc.local_group(2, timeout=60)
     errors = []
 
@@ -280,10 +280,10 @@ def test_error_in_a_with_block_aborts_the_other_ranks_at_once(on_ranks):
                 raise KeyError("of the program")
             group.all_reduce(np.ones(4))
 
-    aborted, own = on_ranks(pc.local_group(2, timeout=60), work)
+    aborted, raised = on_ranks(pc.local_group(2, timeout=60), work)
     assert isinstance(aborted, pc.AbortedError), aborted
     assert "rank 1 raised KeyError: 'of the program'" in str(aborted)
-    assert isinstance(own, KeyError)
+    assert isinstance(raised, KeyError)
 
 
 @pytest.mark.slow

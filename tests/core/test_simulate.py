@@ -53,7 +53,7 @@ def test_simulate_latency_alone_counts_rounds(n):
     assert time_of("reduce_to_one", cluster, 64) == pytest.approx(2 * 2e-6)
     assert time_of("double_tree", cluster, 2 * 64) == pytest.approx(2 * rounds * 2e-6)
     assert time_of("dissemination", cluster, 0, "barrier") == pytest.approx(rounds * 2e-6)
-    # The depth of a binomial tree: a rank is as deep as its number has bits.
+    # The depth of a binomial tree: a rank is as deep as its number has bits that are 1.
     depth = max(rank.bit_count() for rank in range(n))
     assert time_of("tree", cluster, 64, "broadcast") == pytest.approx(depth * 2e-6)
     assert time_of("ring", cluster, n, "all_gather") == pytest.approx((n - 1) * 2e-6)
@@ -97,7 +97,7 @@ def test_simulate_ring_is_the_alpha_beta_gamma_formula(n, copies):
     assert result.bus_bandwidth == pytest.approx(2 * (n - 1) * CHUNK / want)
 
 
-def test_simulate_pipelines_blocks():
+def test_simulate_ring_takes_equal_times_for_blocks():
     n, blocks = 4, 5
     cluster = Cluster.flat(n, Link(1e-6, 1e9))
     one = time_of("ring", cluster, n * CHUNK)
@@ -118,12 +118,12 @@ def test_simulate_reads_scratch_before_the_next_block():
     ]  # fmt: skip
     cluster = Cluster.flat(2, Link(1.0))
     for blocks in (1, 2, 3):
-        made = Schedule(Collective.all_reduce, 1, steps, 1)
-        assert time_of(made, cluster, 64 * blocks, segment_bytes=64) == pytest.approx(blocks)
-        made = Schedule(
+        schedule = Schedule(Collective.all_reduce, 1, steps, 1)
+        assert time_of(schedule, cluster, 64 * blocks, segment_bytes=64) == pytest.approx(blocks)
+        schedule = Schedule(
             Collective.all_reduce, 1, [steps[0], [Step(Verb.send, 0, span("input", 0))]]
         )
-        assert time_of(made, cluster, 64 * blocks, segment_bytes=64) == pytest.approx(1)
+        assert time_of(schedule, cluster, 64 * blocks, segment_bytes=64) == pytest.approx(1)
 
 
 def test_simulate_short_arrays_send_fewer_bytes():
@@ -162,35 +162,35 @@ def test_simulate_port_serves_in_order_of_arrival():
         [Step(Verb.recv, 0, target=span("output", 0))],
         [Step(Verb.recv, 1, target=span("output", 0))],
     ]  # fmt: skip
-    made = Schedule(Collective.all_reduce, 1, steps)
+    schedule = Schedule(Collective.all_reduce, 1, steps)
     between = Link(0.0, 1e9, shared=True)
     cluster = Cluster.of_hosts("aabb", Link(0.0), between, copy_rate=CHUNK / 1e-6)
-    finish = simulate(made, cluster, CHUNK).finish
+    finish = simulate(schedule, cluster, CHUNK).finish
     assert finish[3] == pytest.approx(CHUNK / 1e9)
     assert finish[2] == pytest.approx(2 * CHUNK / 1e9)
 
 
 def test_simulate_many_senders_share_the_receivers_port():
-    """The message that is received last arrives first, so the port is not idle."""
+    """The root receives a late message first. The others arrive earlier: the port is not idle."""
     n = 5
     others = [[Step(Verb.send, 0, span("input", 0))] for _ in range(n - 1)]
     others[0].insert(0, Step(Verb.copy, -1, span("input", 0), span("output", 0)))
     root = [Step(Verb.recv, r, target=span("output", 0)) for r in range(1, n)]
-    made = Schedule(Collective.all_reduce, 1, [root, *others])
+    schedule = Schedule(Collective.all_reduce, 1, [root, *others])
     late = 3 * CHUNK / 1e9
     cluster = Cluster.flat(n, Link(0.0, 1e9), copy_rate=CHUNK / late)
-    assert time_of(made, cluster, CHUNK) == pytest.approx(late + CHUNK / 1e9)
+    assert time_of(schedule, cluster, CHUNK) == pytest.approx(late + CHUNK / 1e9)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 8])
 def test_simulate_ranks_share_cores(cores):
     """Four ranks copy for a second each; all other steps take no time."""
     steps = [[Step(Verb.copy, -1, span("input", 0), span("output", 0))]] * 4
-    made = Schedule(Collective.all_reduce, 1, steps)
+    schedule = Schedule(Collective.all_reduce, 1, steps)
     flat = replace(Cluster.flat(4, Link(0.0), copy_rate=64.0), cores=cores)
-    assert time_of(made, flat, 64) == math.ceil(4 / cores)
+    assert time_of(schedule, flat, 64) == math.ceil(4 / cores)
     hosts = replace(Cluster.grid(2, 2, Link(0.0), Link(0.0), copy_rate=64.0), cores=cores)
-    assert time_of(made, hosts, 64) == math.ceil(2 / cores)
+    assert time_of(schedule, hosts, 64) == math.ceil(2 / cores)
 
 
 def test_simulate_waiting_ranks_do_not_hold_a_core():
@@ -273,8 +273,8 @@ def test_simulate_is_never_faster_than_the_ports(which, n, data, within, between
     assert result.seconds >= result.link_bytes[0] / within.bandwidth / n * (1 - 1e-9)
     # With one rank on each host, no port is shared.
     alone = Cluster.of_hosts(range(n), within, between, reduce_rate=rate, copy_rate=rate)
-    apart = replace(alone, links=(within, replace(between, shared=not between.shared)))
-    both = [simulate(name, c, bytes, collective).finish for c in (alone, apart)]
+    other = replace(alone, links=(within, replace(between, shared=not between.shared)))
+    both = [simulate(name, c, bytes, collective).finish for c in (alone, other)]
     np.testing.assert_array_equal(*both)
 
 
@@ -291,17 +291,19 @@ def test_simulate_deadlock_names_the_waiting_ranks():
         [Step(Verb.recv, 1 - r, target=span("output", 0)), Step(Verb.send, 1 - r, span("input", 0))]
         for r in range(2)
     ]
-    made = Schedule(Collective.all_reduce, 1, steps)
+    schedule = Schedule(Collective.all_reduce, 1, steps)
     with pytest.raises(
         ValueError, match=r"deadlock: rank 0 waits in step 0 \(recv output\[0\] from 1"
     ):
-        simulate(made, 2, 64)
+        simulate(schedule, 2, 64)
     with pytest.raises(ValueError, match=r"rank 1 waits in step 0 \(recv output\[0\] from 0\)"):
-        simulate(made, 2, 64)
+        simulate(schedule, 2, 64)
     # A rank that waits in the shared port's queue is not stuck; one that waits for that rank is.
     between = Link(1e-6, 1e9, shared=True)
-    made = exchange(2)
-    broken = Schedule(Collective.all_reduce, 1, [*made.steps[:2], made.steps[2] * 2, made.steps[3]])
+    schedule = exchange(2)
+    broken = Schedule(
+        Collective.all_reduce, 1, [*schedule.steps[:2], schedule.steps[2] * 2, schedule.steps[3]]
+    )
     with pytest.raises(ValueError, match="deadlock: rank 2 waits in step 1"):
         simulate(broken, Cluster.grid(2, 2, Link(0.0), between), CHUNK)
 
@@ -357,6 +359,8 @@ def test_simulate_invalid_arguments_raise():
             simulate(what, cluster, bytes)
     with pytest.raises(ValueError, match="segment_bytes must be 64 or more"):
         simulate("ring", good, 64, segment_bytes=1)
+    with pytest.raises(ValueError, match="segment_bytes must be 64 or more"):
+        simulate("ring", good, 64, segment_bytes=0)
     with pytest.raises(ValueError, match="no collective is called 'bus'"):
         simulate("ring", good, 64, "bus")
     with pytest.raises(ValueError, match="a cluster needs at least 1 host"):
@@ -407,14 +411,14 @@ def test_show_describes_the_simulation():
     )
 
 
-def test_measure_describes_this_machine():
+def test_cluster_this_machine_has_plausible_rates():
     for ranks in (1, 2, 3):
-        made = Cluster.this_machine(ranks, 1 << 16)
-        assert made.ranks == ranks
-        assert 1e6 < made.copy_rate < 1e13
-        assert 1e6 < made.reduce_rate < 1e13
-        assert 0 <= made.links[0].latency < 1
-        assert simulate("ring", made, 1 << 16).seconds > 0
+        cluster = Cluster.this_machine(ranks, 1 << 16)
+        assert cluster.ranks == ranks
+        assert 1e6 < cluster.copy_rate < 1e13
+        assert 1e6 < cluster.reduce_rate < 1e13
+        assert 0 <= cluster.links[0].latency < 1
+        assert simulate("ring", cluster, 1 << 16).seconds > 0
     with pytest.raises(ValueError, match="cannot measure 0 ranks"):
         Cluster.this_machine(0)
 
@@ -422,17 +426,19 @@ def test_measure_describes_this_machine():
 def test_cluster_fitted_finds_the_costs_of_messages():
     """Four ranks with a latency of 3 s, an overhead of half a second at each end, and 1 s a call."""
     cost = {"ring": 1 + 6 * (3 + 2 * 0.5), "reduce_to_one": 1 + 2 * 3 + 2 * 4 * 0.5}
-    made = Cluster.fitted(4, 1, lambda name, bytes: cost[name], Link(0.0, 1e9), call_overhead=1.0)
-    link = made.links[0]
+    cluster = Cluster.fitted(
+        4, 1, lambda name, bytes: cost[name], Link(0.0, 1e9), call_overhead=1.0
+    )
+    link = cluster.links[0]
     assert (link.latency, link.overhead, link.bandwidth) == (3.0, 0.5, 1e9)
-    assert made.call_overhead == 1.0
+    assert cluster.call_overhead == 1.0
 
 
 def test_simulate_progress_callback_can_end_the_simulation():
-    told = []
-    simulate("ring", 600, 1 << 20, progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx((1 << 20) / (600 * 4 * 599))
+    shares = []
+    simulate("ring", 600, 1 << 20, progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx((1 << 20) / (600 * 4 * 599))
 
     def enough(share):
         raise LookupError(share)
@@ -512,13 +518,13 @@ result = simulate("ring", cluster, n * chunk)
 want = 2 * (n - 1) * (1e-6 + 2e-7 + chunk / 1e9) + (n - 1) * chunk / 1e10
 assert abs(result.seconds / want - 1) < 1e-6, (result.seconds, want)
 assert result.messages == 2 * (n - 1) * n
-n = 2_000  # that ports are shared needs no more memory, and twice the time
+n = 2_000  # shared ports need no more memory, and twice the time
 hosts = Cluster.grid(n // 8, 8, Link(1e-6, 1e11), Link(5e-6, 1e10, shared=True))
 over = simulate("ring", hosts, n * chunk)
 messages = 2 * (n - 1) * n
 assert over.link_messages == (messages // 8 * 7, messages // 8)
 assert over.seconds > 2 * (n - 1) * (5e-6 + chunk / 1e10) / 8
-# The peak that getrusage reports includes that of the process before exec, pytest's.
+# The peak that getrusage reports includes the peak of pytest, the process before exec.
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
 print(int(peak.split()[1]) / 2**20)
 """

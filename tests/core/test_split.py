@@ -97,12 +97,12 @@ def test_split_error_in_the_last_part_fails_the_new_group(on_ranks, error):
         with pytest.raises(error):
             c.split(0)
 
-    told = "in the group that this one was split from: rank 0 "
+    text = "in the group that this one was split from: rank 0 "
     expected = error if error is not KeyboardInterrupt else pc.AbortedError
-    nothing, heard = on_ranks(local_group(2, timeout=30), work)
+    nothing, error_of_1 = on_ranks(local_group(2, timeout=30), work)
     assert nothing is None
-    assert type(heard) is expected
-    assert re.match(told, str(heard))
+    assert type(error_of_1) is expected
+    assert re.match(text, str(error_of_1))
 
 
 def test_split_with_another_call_raises_mismatch_error(on_ranks):
@@ -175,7 +175,7 @@ def test_split_async_with_another_call_raises_mismatch_error(on_ranks):
 def test_split_async_without_wait_is_completed_by_close(on_ranks):
     def work(c):
         c.split(0, async_op=True)
-        c.close()  # waits for it
+        c.close()  # waits for the split
         return True
 
     assert on_ranks(local_group(3, timeout=30), work) == [True] * 3

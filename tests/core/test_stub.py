@@ -70,8 +70,8 @@ def compiled(module) -> dict[str, list[str]]:
             for method, function in vars(value).items():
                 if isinstance(function, staticmethod):
                     function = function.__func__
-                is_own = method == "__init__" or not method.startswith("_")
-                if is_own and callable(function) and "->" in (function.__doc__ or ""):
+                is_public = method == "__init__" or not method.startswith("_")
+                if is_public and callable(function) and "->" in (function.__doc__ or ""):
                     found[f"{name}.{method}"] = documented(function)
         elif callable(value):
             found[name] = documented(value)

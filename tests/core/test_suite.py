@@ -30,15 +30,15 @@ TIMEOUT = 300.0 if SANITIZED else 60.0
 @pytest.fixture
 def group():
     """Return a function that makes a group, which is closed afterwards."""
-    made = []
+    opened = []
 
     def make(kind, ranks):
         comms = make_group(kind, ranks, TIMEOUT)
-        made.extend(comms)
+        opened.extend(comms)
         return comms
 
     yield make
-    for c in made:
+    for c in opened:
         c.close()
 
 
@@ -84,8 +84,8 @@ def test_cases_combine_every_two_values(which):
     factors = {"group": GROUPS, **FACTORS[which]}
     found = list(pairwise(factors))
     for a, b in itertools.combinations(factors, 2):
-        met = {(values[a], values[b]) for values in found}
-        assert met == set(itertools.product(factors[a], factors[b]))
+        combined = {(values[a], values[b]) for values in found}
+        assert combined == set(itertools.product(factors[a], factors[b]))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -96,7 +96,7 @@ def test_all_pairs_of_factors_are_right(which, kind, ranks, group, on_ranks):
     play_all(group(kind, ranks), on_ranks, cases[::5] if SANITIZED else cases)
 
 
-# For each transport, and for each number of ranks, every combination of these; all others are drawn.
+# The factors of each product; all other factors are drawn at random.
 PRODUCTS = {
     "dtypes": ["what", "kind"],
     "shapes": ["what", "size", "target", "layout"],
@@ -200,8 +200,8 @@ def test_reproducible_bits_depend_on_the_contributions_alone(dtype, op, group, o
             shared = c.empty(size, x.dtype)
             shared[...] = mine
             results = [
-                c.all_reduce(mine, op, reproducible=True, algorithm=how, async_op=later)
-                for how, later in [("auto", False), ("direct", False), ("auto", True)]
+                c.all_reduce(mine, op, reproducible=True, algorithm=how, async_op=async_op)
+                for how, async_op in [("auto", False), ("direct", False), ("auto", True)]
             ]
             results[2] = results[2].wait()
             return [

@@ -266,6 +266,7 @@ def test_titles_are_in_texts_and_ranks_stay_numbers(kind):
     assert "; rank 1 (worker 1) has " in comms[0].describe()
     comms[2].close()
     found = errors_of(comms[:2], lambda c: c.barrier())
+    assert set(found) == {0, 1}
     for error in found.values():
         assert str(error).startswith(
             "rank 2 (worker 2) has left the group after 0 calls, while rank "

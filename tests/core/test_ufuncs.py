@@ -14,37 +14,40 @@ FUNCTIONS = [np.hypot, np.logaddexp, np.subtract, np.arctan2]
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-@pytest.mark.parametrize("later", [False, True])
-def test_ufunc_reductions_combine_in_the_order_of_the_ranks(kind, later, on_ranks):
+@pytest.mark.parametrize("async_op", [False, True])
+def test_ufunc_reductions_combine_in_the_order_of_the_ranks(kind, async_op, on_ranks):
     """The lengths need not be multiples of the number of ranks, and arrays have all layouts."""
     random = np.random.default_rng(3)
 
     def work(comm):
-        def made(call, *args, **given):
-            got = call(*args, **given, async_op=later)
-            return got.wait() if later else got
+        def result_of(call, *args, **given):
+            got = call(*args, **given, async_op=async_op)
+            return got.wait() if async_op else got
 
         with comm:
             for function in FUNCTIONS:
                 for x in arrays:
                     mine, want = x[comm.rank], functools.reduce(function, x)
                     before = [functools.reduce(function, x[: r + 1]) for r in range(3)]
-                    got = made(comm.all_reduce, mine, function)
+                    got = result_of(comm.all_reduce, mine, function)
                     assert (got.shape, got.dtype) == (mine.shape, mine.dtype)
                     assert got.tobytes() == want.tobytes()
-                    got = made(comm.reduce, mine, function, 1)
+                    got = result_of(comm.reduce, mine, function, 1)
                     assert got is None if comm.rank != 1 else got.tobytes() == want.tobytes()
-                    assert made(comm.scan, mine, function).tobytes() == before[comm.rank].tobytes()
+                    assert (
+                        result_of(comm.scan, mine, function).tobytes()
+                        == before[comm.rank].tobytes()
+                    )
                     out = np.array(mine)
-                    assert made(comm.all_reduce, out, function, out=out) is out
+                    assert result_of(comm.all_reduce, out, function, out=out) is out
                     assert out.tobytes() == want.tobytes()
             x = arrays[2]
-            got = made(comm.reduce_scatter, x[comm.rank].T, np.hypot)
+            got = result_of(comm.reduce_scatter, x[comm.rank].T, np.hypot)
             assert (
                 got.tobytes()
                 == functools.reduce(np.hypot, x).T[comm.rank : comm.rank + 1].tobytes()
             )
-            got = made(comm.exscan, x[comm.rank], np.logaddexp)
+            got = result_of(comm.exscan, x[comm.rank], np.logaddexp)
             want = np.logaddexp(x[0], x[1]) if comm.rank == 2 else x[0] if comm.rank else -np.inf
             np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
         return True
@@ -101,11 +104,11 @@ def test_ufunc_of_another_name_raises_mismatch_error(other, on_ranks):
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_ufunc_of_another_dtype_raises_mismatch_error(kind, on_ranks):
     """The names of the dtypes lie after the part of the label that the core keeps."""
-    own = np.frompyfunc(lambda a, b: a, 2, 1)  # "<lambda> (vectorized)"
+    unnamed = np.frompyfunc(lambda a, b: a, 2, 1)  # "<lambda> (vectorized)"
 
     def work(comm):
         with pytest.raises(pc.MismatchError):
-            comm.all_reduce(np.ones(3, "i4" if comm.rank else "f4"), own)
+            comm.all_reduce(np.ones(3, "i4" if comm.rank else "f4"), unnamed)
 
     assert on_ranks(make_group(kind, 2, timeout=20), work) == [None] * 2
 

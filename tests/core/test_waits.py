@@ -26,7 +26,7 @@ SIZES = [64 << 20, 256 << 20, 1 << 30]
 """Bytes of arrays, for which a call takes longer than the time between two readings of the clock."""
 
 # Rank 0 only announces its memory, or writes to its connections: rank 1, which combines, never
-# waits for it.
+# waits for rank 0.
 MOVING = [("shm", "f2"), ("mixed", "f2"), ("tcp", "i1"), ("threads", "f2")]
 
 
@@ -115,9 +115,9 @@ def test_describe_rank_in_another_process_gives_the_call_of_that_number():
     ready, go = os.pipe()
     child = os.fork()
     if child == 0:
-        mine = _core.ShmGroup.open(group.descriptor)
-        mine.join(0)
-        comm = Communicator(mine, 0, 30.0, None)
+        member = _core.ShmGroup.open(group.descriptor)
+        member.join(0)
+        comm = Communicator(member, 0, 30.0, None)
         calls = [np.ones(n + 1) for n in range(5)]
         number, until = 0, time.monotonic() + 60.0
         os.write(go, b"!")
@@ -144,7 +144,7 @@ def test_describe_rank_in_another_process_gives_the_call_of_that_number():
 
 
 class Relay:
-    """A connection of two ranks that delays the data for rank 0."""
+    """A connection of two ranks through a thread, which records the data for rank 0."""
 
     def __init__(self):
         (self.end_of_0, near), (far, self.end_of_other) = socket.socketpair(), socket.socketpair()

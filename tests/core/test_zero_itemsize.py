@@ -29,13 +29,13 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["at once", "async"])
+@pytest.mark.parametrize("after_async_call", [False, True], ids=["at once", "async"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["void", "no fields"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_zero_itemsize_moves_have_the_usual_shapes(on_ranks, kind, dtype, later):
+def test_zero_itemsize_moves_have_the_usual_shapes(on_ranks, kind, dtype, after_async_call):
     def work(comm):
         for name, (call, rows) in CALLS.items():
-            if later:
+            if after_async_call:
                 comm.broadcast(np.zeros(3, dtype), async_op=True).wait()
             result = call(comm, np.zeros(6, dtype))
             if name.endswith("gather") and "all" not in name and comm.rank:

@@ -169,7 +169,7 @@ class Loud(float):
 
 scaled, loud, objects = Scaled(0.5), Loud(1.0), np.array([print])
 variable = tf.Variable(1.0)
-WITH_EFFECTS = {
+MAY_HAVE_EFFECTS = {
     "print": lambda x, y: (x, y, print(end=""))[:2],
     "counter": lambda x, y: (x, next(counter)),
     "append": lambda x, y: (x, y, seen.append(1))[:2],
@@ -190,13 +190,13 @@ WITH_EFFECTS = {
 }
 
 
-@pytest.mark.parametrize("name", WITH_EFFECTS)
-def test_arrays_read_of_a_function_with_effects_is_none(name):
-    """Its code shows that rows must be computed one by one."""
-    assert by_rows.arrays_read(WITH_EFFECTS[name]) is None
+@pytest.mark.parametrize("name", MAY_HAVE_EFFECTS)
+def test_arrays_read_of_a_function_that_may_have_effects_is_none(name):
+    """The code of such a function shows that rows must be computed one by one."""
+    assert by_rows.arrays_read(MAY_HAVE_EFFECTS[name]) is None
 
 
-LOOKS = {
+NOT_IN_BLOCKS = {
     "random numbers": lambda x, y: (x + tf.random.uniform(x.shape), y),
     "branch": lambda x, y: (x if x[0, 0] > 0 else -x, y),
     "float": lambda x, y: (x, float(y)),
@@ -210,15 +210,17 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_map_of_a_function_that_looks_at_values_calls_it_for_each_row(name):
-    """Its results are those of `tf.data` without blocks."""
+@pytest.mark.parametrize("name", NOT_IN_BLOCKS)
+def test_map_of_a_function_that_blocks_cannot_compute_calls_it_for_each_row(name):
+    """The results, also those of random numbers, equal those of calls with single rows."""
     tf.random.set_seed(5)
     x, y = rows()
-    mapped = Dataset.from_tensor_slices((x, y)).map(LOOKS[name])
+    mapped = Dataset.from_tensor_slices((x, y)).map(NOT_IN_BLOCKS[name])
     assert mapped._rows() is None
     tf.random.set_seed(5)
-    expected = [LOOKS[name](tf.constant(a), tf.constant(b)) for a, b in zip(x, y, strict=True)]
+    expected = [
+        NOT_IN_BLOCKS[name](tf.constant(a), tf.constant(b)) for a, b in zip(x, y, strict=True)
+    ]
     tf.random.set_seed(5)
     for got, want in zip(mapped, expected, strict=True):
         for one, other in zip(got, want, strict=True):
@@ -259,8 +261,8 @@ def test_map_by_rows_divides_bytes_to_float32():
     assert {x.dtype for x in mapped} == {np.dtype(np.float32)}
 
 
-def test_map_looks_at_its_function_again_in_each_pass(monkeypatch):
-    """A function that it calls may have another meaning then."""
+def test_map_examines_its_function_again_in_each_pass(monkeypatch):
+    """The function may call another function, which was replaced between two passes."""
     monkeypatch.setitem(globals(), "halved", lambda x: x / 2)
     mapped = Dataset.from_tensor_slices(np.ones(4, np.float32)).map(lambda x: halved(x))
     assert {float(x) for x in mapped} == {0.5}
@@ -301,7 +303,7 @@ def test_map_by_rows_makes_no_more_results_than_a_block_holds(monkeypatch):
 
 
 @pytest.mark.parametrize("seconds, threads", [(0.0, True), (1e9, False)])
-def test_parallel_map_runs_long_calls_alone_in_threads(seconds, threads, monkeypatch):
+def test_parallel_map_runs_only_long_calls_in_threads(seconds, threads, monkeypatch):
     """After the first calls, short ones run in the caller's thread; the order stays the same."""
     monkeypatch.setattr(functions, "_HAND_OVER_SECONDS", seconds)
     here = threading.current_thread()

@@ -40,12 +40,12 @@ def test_cache_in_a_file_keeps_elements_for_later_datasets(tmp_path: Path) -> No
     assert first.element_spec["number"] == TensorSpec((), np.int64)
     assert len(list(first.take(2))) == 2
     assert os.listdir(tmp_path) == []  # the pass was not complete, so no file is kept
-    made = list(first)
+    written = list(first)
     calls.clear()
     for again in (first, dataset()):
         read = list(again)
         assert len(read) == 3
-        for one, other in zip(made, read, strict=True):
+        for one, other in zip(written, read, strict=True):
             assert one.keys() == other.keys()
             for name in one:
                 assert one[name].dtype == other[name].dtype
@@ -82,17 +82,17 @@ class Counted:
         self.made = 0
 
     def map(self, dataset: Dataset) -> Dataset:
-        def made(x: Tensor) -> Tensor:
+        def count(x: Tensor) -> Tensor:
             self.made += 1
             return x
 
-        mapped = dataset.map(made)
+        mapped = dataset.map(count)
         assert mapped.element_spec == TensorSpec((), np.int64)
         self.made = 0
         return mapped
 
 
-def of_unknown_number(dataset: Dataset) -> Dataset:
+def of_unknown_cardinality(dataset: Dataset) -> Dataset:
     return dataset.filter(lambda x: x >= 0)
 
 
@@ -105,12 +105,12 @@ def test_zip_of_caches_completes_each_that_ends(
     counts = [Counted() for _ in lengths]
     sources = [c.map(Dataset.range(n)) for c, n in zip(counts, lengths, strict=True)]
     if not known:
-        sources = [of_unknown_number(source) for source in sources]
+        sources = [of_unknown_cardinality(source) for source in sources]
     names = [str(tmp_path / f"{i}") if in_a_file else "" for i in range(len(lengths))]
-    both = Dataset.zip(*(s.cache(n) for s, n in zip(sources, names, strict=True)))
+    zipped = Dataset.zip(*(s.cache(n) for s, n in zip(sources, names, strict=True)))
     rows = [(i,) * len(lengths) for i in range(min(lengths))]
     for _ in range(3):
-        assert [tuple(map(int, element)) for element in both] == rows
+        assert [tuple(map(int, element)) for element in zipped] == rows
     for count, length in zip(counts, lengths, strict=True):
         if length == min(lengths):
             assert count.made == length
@@ -150,7 +150,7 @@ def test_zip_ignores_errors_of_elements_that_nobody_gets() -> None:
         lambda d: d.prefetch(1).take(4),
     ],
 )
-def test_cache_is_complete_after_all_elements_of_a_known_number(
+def test_cache_of_known_cardinality_is_complete_after_its_last_element(
     tmp_path: Path, read: Any, in_a_file: bool
 ) -> None:
     count = Counted()
@@ -169,7 +169,7 @@ def test_cache_of_rows_is_complete_after_all_rows() -> None:
     assert len({tuple(int(b) for _a, b in zipped) for _ in range(4)}) == 1
 
 
-def test_first_of_two_passes_at_the_same_time_decides_what_is_kept() -> None:
+def test_first_complete_pass_of_several_at_a_time_decides_the_kept_order() -> None:
     cached = Dataset.range(20).map(lambda x: x).shuffle(20).cache()
     one, two = iter(cached), iter(cached)
     next(one), next(two)

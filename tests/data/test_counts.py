@@ -24,7 +24,7 @@ CALLS: dict[str, Callable[[Dataset, Callable[[int], Any]], Dataset]] = {
     "batch": lambda d, n: d.batch(n(4)),
     "padded_batch": lambda d, n: d.padded_batch(n(4)),
     "rebatch": lambda d, n: d.batch(2).rebatch(n(4)),
-    "rebatch in turn": lambda d, n: d.batch(2).rebatch([n(4), n(1)]),
+    "rebatch, sizes in turn": lambda d, n: d.batch(2).rebatch([n(4), n(1)]),
     "take": lambda d, n: d.take(n(3)),
     "take all": lambda d, n: d.take(n(-1)),
     "skip": lambda d, n: d.skip(n(3)),
@@ -32,15 +32,15 @@ CALLS: dict[str, Callable[[Dataset, Callable[[int], Any]], Dataset]] = {
     "repeat": lambda d, n: d.repeat(n(2)),
     "shard": lambda d, n: d.shard(n(3), n(1)),
     "prefetch": lambda d, n: d.prefetch(n(2)),
-    "prefetch as much as it likes": lambda d, n: d.prefetch(n(-1)),
+    "prefetch, AUTOTUNE": lambda d, n: d.prefetch(n(-1)),
     "window": lambda d, n: d.window(n(3), n(2), n(2)).flat_map(lambda w: w.batch(n(3))),
     "enumerate": lambda d, n: d.enumerate(n(3)),
     "map": lambda d, n: d.map(lambda x: x + 1, num_parallel_calls=n(2)),
-    "map in all threads": lambda d, n: d.map(lambda x: x + 1, num_parallel_calls=n(-1)),
+    "map, AUTOTUNE": lambda d, n: d.map(lambda x: x + 1, num_parallel_calls=n(-1)),
     "interleave": lambda d, n: d.interleave(
         lambda x: Dataset.range(x), n(2), n(2), num_parallel_calls=n(2)
     ),
-    "interleave, as it likes": lambda d, n: d.interleave(
+    "interleave, AUTOTUNE": lambda d, n: d.interleave(
         lambda x: Dataset.range(x), n(1), num_parallel_calls=n(-1)
     ),
     "range": lambda d, n: Dataset.range(n(2), n(9), n(3)),
@@ -57,7 +57,7 @@ def values(dataset: Dataset) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_count_of_any_kind_is_as_an_int(
+def test_count_of_any_integer_type_gives_the_dataset_of_an_int(
     call: Callable[[Dataset, Callable[[int], Any]], Dataset], kind: Callable[[int], Any]
 ) -> None:
     expected, found = call(Dataset.range(10), int), call(Dataset.range(10), kind)
@@ -67,7 +67,7 @@ def test_count_of_any_kind_is_as_an_int(
     assert found.element_spec == expected.element_spec
 
 
-def test_shuffle_takes_an_unknown_cardinality_for_everything() -> None:
+def test_shuffle_with_unknown_cardinality_as_buffer_size_shuffles_all_elements() -> None:
     dataset = Dataset.range(50).filter(lambda x: x >= 0)
     shuffled = dataset.shuffle(dataset.cardinality(), seed=1)
     assert sorted(values(shuffled)) == list(range(50))
@@ -78,10 +78,10 @@ TOO_SMALL: dict[str, Callable[[Dataset], Any]] = {
     "batch_size": lambda d: d.batch(0),
     "batch_size, negative": lambda d: d.batch(tf.constant(-3)),
     "batch_size, padded": lambda d: d.padded_batch(0),
-    "batch_size, again": lambda d: d.batch(2).rebatch(0),
+    "batch_size, rebatch": lambda d: d.batch(2).rebatch(0),
     "buffer_size": lambda d: d.shuffle(0),
     "buffer_size, infinite": lambda d: d.shuffle(d.repeat().cardinality()),
-    "buffer_size, ahead": lambda d: d.prefetch(-2),
+    "buffer_size, prefetch": lambda d: d.prefetch(-2),
     "count": lambda d: d.take(-2),
     "size": lambda d: d.window(0),
     "shift": lambda d: d.window(1, 0),
@@ -101,7 +101,7 @@ def test_count_that_is_too_small_is_an_invalid_argument(name: str) -> None:
         TOO_SMALL[name](Dataset.range(4))
 
 
-def test_index_of_a_shard_outside_is_an_invalid_argument() -> None:
+def test_shard_index_out_of_range_is_an_invalid_argument() -> None:
     for wrong in (2, -1, -5, tf.constant(2)):
         with pytest.raises(InvalidArgumentError, match="Index must be between 0 and 1"):
             Dataset.range(4).shard(2, wrong)

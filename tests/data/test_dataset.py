@@ -262,19 +262,19 @@ def both(dataset: Dataset) -> list[Any]:
     return alone
 
 
-@pytest.mark.parametrize("made", [Dataset.range(10), slow_path(Dataset.range(10))])
-def test_take_skip_repeat_and_shard_select_elements(made: Dataset) -> None:
+@pytest.mark.parametrize("ds", [Dataset.range(10), slow_path(Dataset.range(10))])
+def test_take_skip_repeat_and_shard_select_elements(ds: Dataset) -> None:
     numbers = list(range(10))
-    assert both(made.take(3)) == numbers[:3]
-    assert both(made.take(99)) == both(made.take(-1)) == numbers
-    assert both(made.take(0)) == both(made.skip(99)) == both(made.skip(-1)) == []
-    assert both(made.skip(4)) == numbers[4:]
-    assert both(made.repeat(2)) == numbers * 2
-    assert both(made.repeat(0)) == []
-    assert both(made.repeat().take(25)) == (numbers * 3)[:25]
-    assert both(made.repeat(-1).skip(5).take(7)) == [*numbers[5:], 0, 1]
-    assert both(made.shard(3, 1)) == numbers[1::3]
-    assert both(made.repeat(3).shard(7, 4)) == (numbers * 3)[4::7]
+    assert both(ds.take(3)) == numbers[:3]
+    assert both(ds.take(99)) == both(ds.take(-1)) == numbers
+    assert both(ds.take(0)) == both(ds.skip(99)) == both(ds.skip(-1)) == []
+    assert both(ds.skip(4)) == numbers[4:]
+    assert both(ds.repeat(2)) == numbers * 2
+    assert both(ds.repeat(0)) == []
+    assert both(ds.repeat().take(25)) == (numbers * 3)[:25]
+    assert both(ds.repeat(-1).skip(5).take(7)) == [*numbers[5:], 0, 1]
+    assert both(ds.shard(3, 1)) == numbers[1::3]
+    assert both(ds.repeat(3).shard(7, 4)) == (numbers * 3)[4::7]
 
 
 def test_repeating_nothing_ends() -> None:
@@ -653,22 +653,22 @@ def test_as_numpy_iterator_gives_read_only_arrays() -> None:
     assert list(Dataset.range(2).as_numpy_iterator()) == [0, 1]
 
 
-def test_prefetch_gives_the_same_and_runs_ahead() -> None:
-    made = []
+def test_prefetch_gives_the_same_elements_and_runs_ahead() -> None:
+    callers = []
 
     def count(x: Tensor) -> Tensor:
-        made.append(threading.current_thread())
+        callers.append(threading.current_thread())
         return x
 
     ds = Dataset.range(20).map(count).prefetch(3)
     iterator = iter(ds)
     assert int(next(iterator)) == 0
     end = time.monotonic() + 10
-    while len(made) < 4 and time.monotonic() < end:
+    while len(callers) < 4 and time.monotonic() < end:
         time.sleep(0.001)
     time.sleep(0.05)
-    assert 4 <= len(made) <= 5  # three are waiting, and one more may be under way
-    assert threading.current_thread() not in made
+    assert 4 <= len(callers) <= 5  # three elements wait, and the thread may compute one more
+    assert threading.current_thread() not in callers
     assert [int(x) for x in iterator] == list(range(1, 20))
     assert_no_threads()
     for size in (0, 1, AUTOTUNE):
@@ -793,7 +793,7 @@ STEP = st.one_of(
     size=st.integers(1, 7),
     drop=st.booleans(),
 )
-def test_fast_path_equals_element_path(
+def test_fast_path_equals_slow_path(
     n: int, steps: list[tuple[Any, ...]], size: int, drop: bool
 ) -> None:
     def pipeline(source: Dataset) -> Dataset:
@@ -842,20 +842,20 @@ def test_padded_shape_of_one_axis_may_be_a_number() -> None:
     assert padded.element_spec == TensorSpec((None, 5), np.int32)
 
 
-def in_turns(i: Any) -> dict[str, Any]:
-    """Return a dict whose keys are in another order for odd numbers."""
+def keys_in_alternating_order(i: Any) -> dict[str, Any]:
+    """Return a dict whose keys have another order for odd numbers."""
     parts = {"a": tf.fill([i + 1], i), "b": tf.fill([i + 1], 10 * i)}
     return parts if int(i) % 2 == 0 else dict(reversed(parts.items()))
 
 
 def test_padded_batch_of_dicts_in_other_orders_keeps_the_keys() -> None:
-    (batch,) = Dataset.range(2).map(in_turns).padded_batch(2)
+    (batch,) = Dataset.range(2).map(keys_in_alternating_order).padded_batch(2)
     assert batch["a"].numpy().tolist() == [[0, 0], [1, 1]]
     assert batch["b"].numpy().tolist() == [[0, 0], [10, 10]]
 
 
 def test_cache_in_a_file_of_dicts_in_other_orders_keeps_the_keys(tmp_path: Any) -> None:
-    cached = Dataset.range(2).map(in_turns).cache(tmp_path / "kept")
+    cached = Dataset.range(2).map(keys_in_alternating_order).cache(tmp_path / "kept")
     for _ in range(2):
         assert [int(element["b"][0]) for element in cached] == [0, 10]
 

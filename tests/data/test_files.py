@@ -1,4 +1,4 @@
-"""Finding, reading and downloading MNIST and its like."""
+"""The data sets MNIST, Fashion-MNIST and digits: finding, reading and downloading them."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def idx(array: np.ndarray) -> bytes:
 
 def parts(train: int = 7, test: int = 3) -> dict[str, np.ndarray]:
     random = np.random.default_rng(1)
-    made = {}
+    arrays = {}
     for name, n in (("train", train), ("t10k", test)):
-        made[f"{name}-images-idx3-ubyte"] = random.integers(0, 256, (n, 28, 28)).astype(np.uint8)
-        made[f"{name}-labels-idx1-ubyte"] = random.integers(0, 10, n).astype(np.uint8)
-    return made
+        arrays[f"{name}-images-idx3-ubyte"] = random.integers(0, 256, (n, 28, 28)).astype(np.uint8)
+        arrays[f"{name}-labels-idx1-ubyte"] = random.integers(0, 10, n).astype(np.uint8)
+    return arrays
 
 
 def write_idx(folder: Path, packed: bool = True) -> dict[str, np.ndarray]:
     folder.mkdir(parents=True, exist_ok=True)
-    made = parts()
-    for name, array in made.items():
+    arrays = parts()
+    for name, array in arrays.items():
         data = idx(array)
         path = folder / (f"{name}.gz" if packed else name)
         path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
-    return made
+    return arrays
 
 
 def write_npz(path: Path, **changed: np.ndarray) -> dict[str, np.ndarray]:
-    made = dict(zip(_files._NPZ_NAMES, parts().values(), strict=True))
-    np.savez(path, **{**made, **changed})
-    return made
+    arrays = dict(zip(_files._NPZ_NAMES, parts().values(), strict=True))
+    np.savez(path, **{**arrays, **changed})
+    return arrays
 
 
 def check(loaded: object, expected: dict[str, np.ndarray]) -> None:
@@ -58,7 +58,7 @@ def check(loaded: object, expected: dict[str, np.ndarray]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_data_and_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide all data on this machine, and the network."""
     monkeypatch.delenv("PYCOLLECTIVE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -77,26 +77,26 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_idx_in_the_named_folder_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool, below: str
 ) -> None:
-    made = write_idx(tmp_path / "d" / below, packed)
+    arrays = write_idx(tmp_path / "d" / below, packed)
     monkeypatch.setenv("PYCOLLECTIVE_DATA", str(tmp_path / "d"))
-    check(mnist.load_data(), made)
+    check(mnist.load_data(), arrays)
 
 
 def test_npz_in_the_named_folder_or_as_argument_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = write_npz(tmp_path / "mnist.npz")
-    check(mnist.load_data(tmp_path / "mnist.npz"), made)
-    check(mnist.load_data(str(tmp_path)), made)
+    arrays = write_npz(tmp_path / "mnist.npz")
+    check(mnist.load_data(tmp_path / "mnist.npz"), arrays)
+    check(mnist.load_data(str(tmp_path)), arrays)
     monkeypatch.setenv("PYCOLLECTIVE_DATA", str(tmp_path))
-    check(mnist.load_data(), made)
+    check(mnist.load_data(), arrays)
 
 
 @pytest.mark.parametrize("module", [mnist, fashion_mnist])
 def test_idx_in_the_cache_is_found(tmp_path: Path, module: object) -> None:
     name = module.__name__.rsplit(".", 1)[1]  # type: ignore[attr-defined]
-    made = write_idx(tmp_path / "cache/pycollective" / name)
-    check(module.load_data(), made)  # type: ignore[attr-defined]
+    arrays = write_idx(tmp_path / "cache/pycollective" / name)
+    check(module.load_data(), arrays)  # type: ignore[attr-defined]
 
 
 def test_named_folder_comes_before_the_cache(
@@ -118,7 +118,9 @@ def test_missing_files_error_names_files_and_folders(tmp_path: Path, module: obj
         assert word in text
 
 
-def test_wrong_places_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_paths_are_named_in_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DataError, match="absent"):
         mnist.load_data(tmp_path / "absent")
     monkeypatch.setenv("PYCOLLECTIVE_DATA", str(tmp_path / "absent"))
@@ -126,7 +128,7 @@ def test_wrong_places_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         mnist.load_data()
 
 
-def test_incomplete_folder_names_what_it_lacks(tmp_path: Path) -> None:
+def test_incomplete_folder_error_names_the_missing_file(tmp_path: Path) -> None:
     write_idx(tmp_path)
     (tmp_path / f"{NAMES[1]}.gz").unlink()
     with pytest.raises(DataError, match=f"lacks {NAMES[1]} "):
@@ -134,7 +136,7 @@ def test_incomplete_folder_names_what_it_lacks(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_mnist_is_not_fashion_mnist(
-    mnist_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mnist_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYCOLLECTIVE_DATA", str(mnist_dir))
     assert len(mnist.load_data()[0][0]) == 60000
@@ -254,7 +256,7 @@ def test_incomplete_or_damaged_npz_raises_data_error(tmp_path: Path) -> None:
 
 def test_any_changed_or_lost_bytes_of_an_npz_are_found(tmp_path: Path) -> None:
     path = tmp_path / "mnist.npz"
-    made = write_npz(path)
+    arrays = write_npz(path)
     good = path.read_bytes()
     random = np.random.default_rng(0)
     for trial in range(100):
@@ -268,7 +270,7 @@ def test_any_changed_or_lost_bytes_of_an_npz_are_found(tmp_path: Path) -> None:
             loaded = mnist.load_data(path)
         except DataError:
             continue
-        check(loaded, made)  # the byte has no meaning, such as a date
+        check(loaded, arrays)  # the changed byte has no meaning, as in a date
 
 
 # Downloading
@@ -298,13 +300,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Handler], str
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     monkeypatch.setattr(_files, "_open_url", lambda url: opener.open(url, timeout=10))
 
-    class Mine(Handler):
+    class HandlerOfTest(Handler):
         pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mine) as running:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), HandlerOfTest) as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
-        yield Mine, f"http://127.0.0.1:{running.server_address[1]}/"
+        yield HandlerOfTest, f"http://127.0.0.1:{running.server_address[1]}/"
         running.shutdown()
         thread.join(10)
 
@@ -370,7 +372,7 @@ def test_interrupted_transfer_raises_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_endless_download_is_given_up(
+def test_download_of_more_bytes_than_the_limit_is_given_up(
     tmp_path: Path, server: tuple[type[Handler], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler, url = server

@@ -57,7 +57,7 @@ def test_batch_sizes_for_worker_are_those_of_the_table(
 
 
 @pytest.mark.parametrize("policy", ["AUTO", "DATA"])
-def test_data_deals_the_mini_batches_round(policy: str) -> None:
+def test_data_deals_the_mini_batches_round_robin(policy: str) -> None:
     fifteen = shares(lambda: under(Dataset.range(15).batch(4), policy), 2, 2)
     assert fifteen == [
         [[0], [2], [4], [6], [8], [10], [12], [14]],
@@ -210,7 +210,7 @@ def test_file_without_files_raises_not_found_error() -> None:
     with pytest.raises(tf.errors.NotFoundError, match="AutoShardPolicy.DATA"):
         share_of_worker(under(names.batch(2), "FILE"), 2, 0, 2)
 
-    class Own(Dataset):
+    class CustomDataset(Dataset):
         def _make_spec(self) -> Any:
             return TensorSpec((None,), tf.int32)
 
@@ -219,8 +219,8 @@ def test_file_without_files_raises_not_found_error() -> None:
         match="Did not find a shardable source, walked to a node which is not a dataset: .*Consider "
         "either turning off auto-sharding or switching the auto_shard_policy to DATA",
     ):
-        share_of_worker(under(Own(), "FILE"), 2, 0, 2)
-    assert share_of_worker(Own(), 2, 0, 2).policy is AutoShardPolicy.DATA
+        share_of_worker(under(CustomDataset(), "FILE"), 2, 0, 2)
+    assert share_of_worker(CustomDataset(), 2, 0, 2).policy is AutoShardPolicy.DATA
     # With one worker, the policy is not needed.
     alone = share_of_worker(under(Dataset.range(6).batch(4), "FILE"), 1, 0, 2)
     assert values(alone.dataset) == [[0, 1], [2, 3], [4, 5]]
@@ -286,7 +286,7 @@ def test_policies_with_one_worker_cut_batches_for_its_replicas(folder: str) -> N
         ),
     ],
 )
-def test_batch_size_of_a_dataset_is_that_of_its_last_batch_call(
+def test_batch_size_of_a_dataset_is_its_known_number_of_rows_or_none(
     make: Callable[[Dataset], Dataset], expected: int | None
 ) -> None:
     assert batch_size_of(make(Dataset.range(4))) == expected

@@ -164,8 +164,8 @@ def test_padded_batch_pads_to_the_longest_or_a_shape() -> None:
 
 def test_padded_batch_of_nests_pads_each_component() -> None:
     pairs = Dataset.zip(of_ragged(), Dataset.range(3))
-    made = pairs.padded_batch(2, padded_shapes=([3], []), padding_values=(-1, None))
-    assert values(made) == [([[1, -1, -1], [1, 2, -1]], [0, 1]), ([[1, 2, 3]], [2])]
+    padded = pairs.padded_batch(2, padded_shapes=([3], []), padding_values=(-1, None))
+    assert values(padded) == [([[1, -1, -1], [1, 2, -1]], [0, 1]), ([[1, 2, 3]], [2])]
     named = pairs.map(lambda a, b: {"a": a, "b": b})
     assert values(named.padded_batch(3, {"b": [], "a": [None]}))[0]["a"] == [
         [1, 0, 0],
@@ -283,7 +283,7 @@ def test_unbatch_and_batch_slice_arrays_and_keep_cardinality() -> None:
     assert values(mapped) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_ragged_elements_are_named() -> None:
+def test_batch_of_ragged_elements_error_names_the_component() -> None:
     pairs = Dataset.zip(Dataset.range(3), of_ragged())
     with pytest.raises(
         tf.errors.InvalidArgumentError,
@@ -394,12 +394,12 @@ def test_assert_cardinality_other_number_raises() -> None:
             list(ds.apply(assert_cardinality(count)))
 
 
-def test_shard_hints_are_for_strategies() -> None:
+def test_shard_hint_without_a_strategy_and_wrong_index_raise() -> None:
     hinted = Dataset.range(8).shard(SHARD_HINT, SHARD_HINT)
     assert hinted.cardinality() == UNKNOWN_CARDINALITY
-    for made in (hinted, hinted.batch(2), hinted.map(lambda x: x)):
+    for ds in (hinted, hinted.batch(2), hinted.map(lambda x: x)):
         with pytest.raises(tf.errors.FailedPreconditionError, match="AutoShardPolicy.HINT"):
-            list(made)
+            list(ds)
     for index in (-1, 5):
         with pytest.raises(ValueError, match=rf"between 0 and 1 \(currently index = {index}\)"):
             Dataset.range(3).shard(2, index)
@@ -458,8 +458,8 @@ def test_strings_are_bytes_as_in_tensorflow() -> None:
     assert ds.element_spec[0] == TensorSpec((), tf.string) == TensorSpec((), "string")
     assert values(ds.batch(2)) == [([b"a", "ü".encode()], [0, 1])]
     assert next(iter(ds))[0].numpy() == b"a"
-    told = Dataset.from_generator(lambda: ["x"], output_signature=TensorSpec((), tf.string))
-    assert values(told.map(lambda s: s.numpy() + b"y")) == [b"xy"]
+    typed = Dataset.from_generator(lambda: ["x"], output_signature=TensorSpec((), tf.string))
+    assert values(typed.map(lambda s: s.numpy() + b"y")) == [b"xy"]
     padded = Dataset.from_generator(lambda: [["x"], ["y", "zz"]], tf.string, (None,)).padded_batch(
         2
     )
@@ -559,10 +559,10 @@ def test_random_numbers_of_a_prefetching_thread_follow_from_the_seed() -> None:
     assert run(0, 0.01) == run(0.01, 0)
     tf.random.set_seed(3)
     alone = [float(tf.random.uniform(())) for _ in range(6)]
-    assert [own for _, own in run(0, 0)] == alone
+    assert [in_loop for _, in_loop in run(0, 0)] == alone
 
 
-def test_a_prefetching_thread_waits_without_polling() -> None:
+def test_waiting_prefetch_thread_ends_when_the_iterator_is_closed() -> None:
     assert_no_threads()
     iterator = iter(Dataset.range(100).prefetch(1))
     next(iterator)

@@ -30,9 +30,9 @@ def test_windows_have_the_elements_of_their_definition(
     ]
     if drop:
         expected = [window for window in expected if len(window) == size]
-    made = Dataset.range(length).window(size, shift, stride, drop)
-    assert [values(window) for window in made] == expected
-    assert made.cardinality() == len(expected)
+    windows = Dataset.range(length).window(size, shift, stride, drop)
+    assert [values(window) for window in windows] == expected
+    assert windows.cardinality() == len(expected)
 
 
 def test_windows_of_components_are_datasets_side_by_side() -> None:
@@ -65,6 +65,6 @@ def test_windows_of_an_infinite_dataset_come_one_by_one() -> None:
     assert windows.cardinality() == tf.data.INFINITE_CARDINALITY
 
 
-def test_windows_are_no_arrays() -> None:
+def test_windows_as_numpy_iterator_raises_type_error() -> None:
     with pytest.raises(TypeError, match="elements are datasets"):
         list(Dataset.range(3).window(2).as_numpy_iterator())

@@ -12,4 +12,4 @@ def devices(monkeypatch):
     cupy = make_devices(monkeypatch)
     yield cupy
     cupy.emulated.hold(False)
-    cupy.emulated.run()  # to the memory of arrays that are still kept for it
+    cupy.emulated.run()  # while the arrays that the queued work uses are still kept

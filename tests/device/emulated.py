@@ -18,12 +18,12 @@ JUNK = 0xAA
 
 def layouts(size):
     """Return layouts: the device of each rank, and the clique of each device."""
-    own = list(range(size))
-    pairs = [rank // 2 for rank in own]
+    separate = list(range(size))
+    pairs = [rank // 2 for rank in separate]
     return {
         "one device": ([0] * size, [0]),
-        "all reach": (own, [0] * size),
-        "none reach": (own, own),
+        "all reach": (separate, [0] * size),
+        "none reach": (separate, separate),
         "pairs in cliques": (pairs, [device // 2 for device in range(max(pairs) + 1)]),
     }
 
@@ -56,8 +56,9 @@ class World:
         )  # fmt: skip
 
     def call(self, rank, collective, given, result, how, *, count, op=None, root=0, shape=(),
-             reproducible=False, sent=None, received=None, later=True, timeout=DEADLINE):  # fmt: skip
-        """Make a rank's call; by default without waiting for the others."""
+             reproducible=False, sent=None, received=None, async_op=True,
+             timeout=DEADLINE):  # fmt: skip
+        """Make a rank's call; by default, do not wait for the other ranks."""
         array = given if given is not None else result
         operation = _core.device.Operation()
         self.callers[rank].call(
@@ -65,13 +66,16 @@ class World:
             0 if given is None else given.ctypes.data,
             0 if result is None else result.ctypes.data,
             count, list(shape), array.dtype, op, root, how, reproducible, sent, received,
-            self.devices[rank], self.streams[rank], None, later, False, timeout,
+            self.devices[rank], self.streams[rank], None, async_op, False, timeout,
         )  # fmt: skip
         return operation
 
     def run(self, collective, inputs, outputs, how, *, in_place=False, **kind):
-        """Return the ranks' results: with inputs that are written in the streams just before the
-        call, and overwritten, with the outputs, just after it."""
+        """Make the call of each rank, and return the results.
+
+        The streams write the inputs just before the call, and overwrite the inputs and outputs just
+        after it.
+        """
         size, found = len(self.devices), []
         for rank in range(size):
             given, result = inputs[rank], outputs[rank]

@@ -152,7 +152,6 @@ def test_calls_run_on_the_streams_of_the_program(devices, on_devices):
 def test_calls_on_the_per_thread_stream_are_ordered(devices, on_devices, monkeypatch):
     """The last rank enqueues only on streams whose numbers are valid in all threads."""
     named = []
-    wait = devices.cuda.get_current_stream
 
     def per_thread():
         return type("Stream", (), {"ptr": 2})
@@ -161,11 +160,11 @@ def test_calls_on_the_per_thread_stream_are_ordered(devices, on_devices, monkeyp
 
     def work(c):
         got = c.all_reduce(devices.asarray(np.arange(3.0)))
-        named.append({number: stream.ptr for number, stream in c._gpu.own._own.items()})
+        named.append({number: stream.ptr for number, stream in c._gpu.own._streams.items()})
         return devices.asnumpy(got).tolist()
 
     assert check(on_devices(local_group(2, timeout=20), work)) == [[0.0, 2.0, 4.0]] * 2
-    assert wait is not None and all(ptr >= 1000 for found in named for ptr in found.values())
+    assert all(ptr >= 1000 for found in named for ptr in found.values())
 
 
 def test_calls_of_many_ranks_on_few_cores_are_right(devices, on_devices):
@@ -441,7 +440,7 @@ def test_traced_calls_on_devices_are_right(devices, on_devices, tmp_path):
         assert check(on_devices(local_group(2, timeout=20), work)) == [[2.0] * 4] * 2
 
 
-def test_unsupported_device_arrays_raise_clear_errors(devices, on_devices):
+def test_unsupported_device_arrays_raise_clear_errors(devices):
     (c,) = local_group(1)
     x = devices.asarray(np.ones(4, np.float32))
     with pytest.raises(ValueError, match="no all_reduce algorithm is called 'best'"):

@@ -21,7 +21,7 @@ def check(results):
 
 
 def pair(cupy, on_ranks):
-    """Return two ranks, on devices 0 and 1, that know how they make their calls."""
+    """Return two ranks, on devices 0 and 1, that have chosen the engine for their calls."""
     group = local_group(2, timeout=20)
 
     def first_call(c):
@@ -104,7 +104,7 @@ def test_async_messages_on_devices_arrive(devices, on_ranks):
     assert coming[0].wait() is out and devices.asnumpy(out).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert first.wait() is None and second.wait() is None
     devices.emulated.run()
-    group[0].send(x[1:3], 0, tag=2)  # to oneself
+    group[0].send(x[1:3], 0, tag=2)  # to this rank
     assert devices.asnumpy(group[0].recv(x[:2], 0, tag=2)).tolist() == [1.0, 2.0]
     for c in group:
         c.close()

@@ -45,27 +45,27 @@ def test_timeline_has_the_times_of_devices(devices, on_devices, tmp_path):
 
     def second(c):
         x = devices.asarray(np.ones(4, np.float32))
-        c.reduce(x[:0])  # of nothing
+        c.reduce(x[:0])  # no items
         c.barrier()
         if c.rank == 0:
             devices.emulated.hold(True)
         c.barrier()
         c.all_reduce(x, "max")
-        later = c.broadcast(x, 1, async_op=True)
-        made[c.rank] = time.time()
+        under_way = c.broadcast(x, 1, async_op=True)
+        call_times[c.rank] = time.time()
         c.barrier()
         time.sleep(0.05)
         if c.rank == 0:
             devices.emulated.hold(False)
             devices.emulated.run()
         c.barrier()
-        later.wait()
+        under_way.wait()
         devices.asnumpy(x)
         c.all_reduce(x, algorithm="ring")
         if c.rank < 2:
             (c.send if c.rank == 0 else c.recv)(x, 1 - c.rank)
 
-    made = [0.0] * 3
+    call_times = [0.0] * 3
     on_devices(comms, first)
     with pc.timeline(file):
         before = time.time()
@@ -79,10 +79,10 @@ def test_timeline_has_the_times_of_devices(devices, on_devices, tmp_path):
     for _, said in messages.values():
         assert said["transport"] == "device copies" and (said["bytes"], said["shape"]) == (16, [4])
     for rank in range(3):
-        mine = [e for e in by_devices if e["pid"] == rank]
-        mine.sort(key=lambda e: e["args"]["call"])
-        assert [e["name"] for e in mine] == ["reduce", "all_reduce", "broadcast", "all_reduce"]
-        empty, largest, cast, ring = mine
+        events = [e for e in by_devices if e["pid"] == rank]
+        events.sort(key=lambda e: e["args"]["call"])
+        assert [e["name"] for e in events] == ["reduce", "all_reduce", "broadcast", "all_reduce"]
+        empty, largest, cast, ring = events
         assert largest["args"] | {"call": 0} == {
             "bytes": 16, "dtype": "float32", "shape": [4], "transport": "device executor",
             "op": "max", "times": "of the GPU", "call": 0,
@@ -90,15 +90,14 @@ def test_timeline_has_the_times_of_devices(devices, on_devices, tmp_path):
         assert cast["args"]["root"] == 1 and ring["args"]["algorithm"] == "ring"
         assert empty["args"]["bytes"] == 0
         for event in (largest, cast):
-            # The clocks were read one after the other, so that all of these may be late together.
+            # The two clocks were read one after the other, so these times may all be equally late.
             begin, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
             assert before - 1e-3 <= begin <= end
-            assert end > made[rank] + 0.04  # the devices stood still
-        assert len({e["tid"] for e in mine}) == 1
+            assert end > call_times[rank] + 0.04  # the devices were held
+        assert len({e["tid"] for e in events}) == 1
     rows = [e for e in json.loads(file.read_text())["traceEvents"] if e["name"] == "thread_name"]
     named = {(e["pid"], e["args"]["name"]) for e in rows}
     assert {(0, "GPU 0"), (1, "GPU 0"), (2, "GPU 1")} < named
-    # Messages go over the host, and are seen there though they did so before.
     assert {e["name"] for e in found if e["cat"] == "message"} == {"send", "recv"}
 
 
@@ -114,8 +113,8 @@ def test_times_of_a_timed_call_that_the_device_has_not_ended_are_those_of_the_ho
             devices.emulated.hold(True)
         c.barrier()
         before = time.monotonic()
-        later = c.all_reduce(x, async_op=True)
-        (operation,) = later._tasks
+        under_way = c.all_reduce(x, async_op=True)
+        (operation,) = under_way._tasks
         operation = getattr(operation, "_task", operation)
         c.barrier()
         try:
@@ -123,13 +122,13 @@ def test_times_of_a_timed_call_that_the_device_has_not_ended_are_those_of_the_ho
             assert before <= begin <= end <= time.monotonic()
             begin_again, later_end = operation.times
             assert begin_again == begin and later_end >= end
-        finally:  # whoever is left waiting for the device would wait for ever
+        finally:  # else a rank that waits for the device never returns
             c.barrier()
             if c.rank == 0:
                 devices.emulated.hold(False)
                 devices.emulated.run()
             c.barrier()
-            later.wait()
+            under_way.wait()
         begin, ended = operation.times
         assert operation.ended and operation.times == (begin, ended)
         c.close()
@@ -146,13 +145,13 @@ def test_timeline_has_a_failed_call_of_a_device(devices, on_ranks, tmp_path):
     def work(c):
         c.all_reduce(x)
         c.barrier()
-        later = c.all_reduce(x, async_op=True)
+        under_way = c.all_reduce(x, async_op=True)
         c.barrier()
         if c.rank == 0:
             devices.emulated.break_device(0)
         c.barrier()
         try:
-            later.wait(20)
+            under_way.wait(20)
         finally:
             c.close()
 

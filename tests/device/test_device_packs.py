@@ -1,4 +1,4 @@
-"""Many arrays of a device as one, and back: by how many calls, and with which values."""
+"""Many arrays of a device as one bucket, and back: the number of calls, and the values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MANY = 60
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def made(devices, dtype, random):
-    """Return arrays of several shapes on the present device, and the same on the host."""
+def make_arrays(devices, dtype, random):
+    """Return arrays of several shapes on the current device, and the same on the host."""
     shapes = [((k % 5 + 1, 7), (k + 1,), ())[k % 3] for k in range(MANY)]
     hosts = [np.asarray(random.integers(0, 100, shape)).astype(dtype) for shape in shapes]
     return [devices.asarray(x) for x in hosts], hosts
@@ -33,7 +33,7 @@ def test_bucket_on_a_device_takes_few_launches(
 ):
     if not kernels:
         monkeypatch.setattr(on_device, "runtime", lambda: None)
-    arrays, hosts = made(devices, dtype, np.random.default_rng())
+    arrays, hosts = make_arrays(devices, dtype, np.random.default_rng())
     calls = devices.calls
     flat, copied = join(arrays, np.dtype(work))
     calls = devices.calls - calls
@@ -68,25 +68,27 @@ def test_spread_writes_arrays_of_any_layout(devices):
 
 
 @pytest.mark.parametrize("per_thread", [False, True])
-@pytest.mark.parametrize("later", [False, True])
-def test_all_reduce_many_on_devices_is_right(devices, on_ranks, monkeypatch, per_thread, later):
-    """Two dtypes, so two packs for each rank: a launch to make each, and one to bring it back."""
+@pytest.mark.parametrize("async_op", [False, True])
+def test_all_reduce_many_on_devices_is_right(devices, on_ranks, monkeypatch, per_thread, async_op):
+    """Two dtypes, so two buckets for each rank: one launch joins a bucket, and one spreads it."""
     if per_thread:
-        own = type("Stream", (devices.cuda.Stream,), {})(ptr=2)
-        monkeypatch.setattr(devices.cuda, "get_current_stream", lambda: own)
+        per_thread_stream = type("Stream", (devices.cuda.Stream,), {})(ptr=2)
+        monkeypatch.setattr(devices.cuda, "get_current_stream", lambda: per_thread_stream)
     size = 3
     inputs = []
     for rank in range(size):
         with devices.cuda.Device(rank // 2):
-            pairs = [made(devices, dtype, np.random.default_rng(rank)) for dtype in ("f4", "i8")]
+            pairs = [
+                make_arrays(devices, dtype, np.random.default_rng(rank)) for dtype in ("f4", "i8")
+            ]
         inputs.append([[x for part in column for x in part] for column in zip(*pairs, strict=True)])
     want = [sum(column) for column in zip(*(hosts for _, hosts in inputs), strict=True)]
 
     def work(c):
         with devices.cuda.Device(c.rank // 2):
             arrays = inputs[c.rank][0]
-            found = c.all_reduce_many(arrays, out=arrays, async_op=later)
-            found = found.wait() if later else found
+            found = c.all_reduce_many(arrays, out=arrays, async_op=async_op)
+            found = found.wait() if async_op else found
             assert all(x is y for x, y in zip(found, arrays, strict=True))
             return [devices.asnumpy(x) for x in found]
 

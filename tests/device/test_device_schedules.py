@@ -143,7 +143,7 @@ def test_ragged_all_to_all_on_devices_is_right():
 
 NUMBERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
            "float32", "float64"]  # fmt: skip
-NUMPYS = {
+UFUNCS = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "mean": np.add,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
@@ -164,7 +164,7 @@ def test_types_and_operations_on_devices_are_right(how):
         x = [y.astype(dtype) for y in x]
         want = x[0]
         for y in x[1:]:
-            want = NUMPYS[op](want, y).astype(dtype)
+            want = UFUNCS[op](want, y).astype(dtype)
         if op == "mean":
             want = (want / size).astype(dtype)
         for name, world in worlds.items():
@@ -282,7 +282,7 @@ def test_scratch_on_devices_is_freed():
             assert collective == "all_gather" or counts["allocations"]
 
 
-def right(how, lost, seed, where):
+def is_right(how, lost, seed, where):
     world = World(*where, seed)
     x = data(4, 64)
     world.runtime.lose_wait_after(lost)
@@ -298,5 +298,7 @@ def test_schedules_without_a_stream_wait_are_wrong(how):
     world.run("all_reduce", x, x, how, count=64, op="sum")
     waits = world.runtime.counts["waits"]
     assert waits >= 8
-    hidden = [lost for lost in range(waits) if all(right(how, lost, s, where) for s in range(20))]
+    hidden = [
+        lost for lost in range(waits) if all(is_right(how, lost, s, where) for s in range(20))
+    ]
     assert not hidden

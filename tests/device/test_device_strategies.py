@@ -74,7 +74,7 @@ def test_reduce_to_one_device_runs_as_a_schedule(two, shared):
                 assert set(two.asnumpy(component.array).reshape(-1).tolist()) == {7.0}
         return two.emulated.counts["combinations"] - before
 
-    class Own(d.ReductionToOneDevice):
+    class Subclass(d.ReductionToOneDevice):
         def reduce_implementation(self, *args):
             return super().reduce_implementation(*args)
 
@@ -82,7 +82,7 @@ def test_reduce_to_one_device_runs_as_a_schedule(two, shared):
     once = 1 if shared else 2
     assert launched(d.ReductionToOneDevice(), *many) == once
     assert launched(d.ReductionToOneDevice("gpu:0"), *many) == once
-    assert launched(Own(), *many) == 3 * once
+    assert launched(Subclass(), *many) == 3 * once
     if not shared:
         elsewhere = [value(2, (1, 0, 1)), value(2, (1, 1, 0))]
         assert launched(d.ReductionToOneDevice(), *many, *elsewhere) == 3 * once

@@ -27,7 +27,7 @@ from namespaces import ip
 SECRET = "0123456789abcdef0123456789abcdef"
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
-_LONGEST = 1 << 16
+_LONGEST_PACKET = 1 << 16
 
 _numbers = itertools.count()
 
@@ -97,7 +97,7 @@ class Network:
                     return
                 for _ in range(64):  # more packets must wait for those of the other devices
                     try:
-                        packet = os.read(descriptor, _LONGEST)
+                        packet = os.read(descriptor, _LONGEST_PACKET)
                     except BlockingIOError:
                         break
                     source, target = source_of[descriptor], self._host_of.get(packet[16:20])
@@ -111,7 +111,7 @@ class Network:
             now = time.monotonic()
             while later and later[0][0] <= now:
                 _, _, target, packet = heapq.heappop(later)
-                with contextlib.suppress(OSError):  # a full device loses packets, as any does
+                with contextlib.suppress(OSError):  # a full device drops the packet, as a real one
                     os.write(self._devices[target], packet)
                     self.passed += 1
 
@@ -138,13 +138,13 @@ def network(count: int) -> Iterator[Network]:
             devices.append(device)
             cleanup.callback(os.close, device)
             try:
-                made = fcntl.ioctl(
+                request = fcntl.ioctl(
                     device, _TUNSETIFF, struct.pack("16sH22x", b"", _IFF_TUN | _IFF_NO_PI)
                 )
             except OSError as error:
                 pytest.skip(f"this machine allows no TUN devices: {error}")
-            own = made[:16].rstrip(b"\0").decode()
-            ip("link", "set", own, "netns", name, "name", "eth0")
+            interface = request[:16].rstrip(b"\0").decode()
+            ip("link", "set", interface, "netns", name, "name", "eth0")
             address = f"10.213.7.{number}"
             for words in (
                 ("addr", "add", f"{address}/24", "dev", "eth0"),
@@ -154,6 +154,6 @@ def network(count: int) -> Iterator[Network]:
                 ip("-n", name, *words)
             names.append(name)
             addresses.append(address)
-        made = Network(names, addresses, devices)
-        cleanup.callback(made.close)
-        yield made
+        hosts = Network(names, addresses, devices)
+        cleanup.callback(hosts.close)
+        yield hosts

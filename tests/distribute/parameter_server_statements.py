@@ -1,8 +1,7 @@
 """A program of a cluster with parameter servers: each function checks a statement about them.
 
 `test_parameter_server_statements.py` runs it with servers and workers as threads, and as processes with
-mapped variables and with TCP. The functions run in their order. Sections 1.12 and 1.13 of the
-specification have the statements.
+mapped variables and with TCP. The functions run in their order.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ with strategy.scope():
     table = tf.Variable(np.arange(14, dtype=np.float32).reshape(SHARDED), name="table")
     with strategy.extended.colocate_vars_with(scalars[1]):
         beside = tf.Variable(np.zeros(SHARDED, np.float32), name="beside")
-    own = tf.Variable(0, per_worker_variable=True, name="own")
+    calls = tf.Variable(0, per_worker_variable=True, name="calls")
     count = tf.Variable(0, name="count")
     scattered = {
         (name, rows): tf.Variable(np.full((rows, 4), 3, np.float32), name=f"{name}_{rows}")
@@ -109,8 +108,8 @@ def add(amount):
 
 
 @tf.function
-def count_own():
-    own.assign_add(1)
+def count_call():
+    calls.assign_add(1)
     return worker_index()
 
 
@@ -146,7 +145,7 @@ def change_extremes():
 
 
 @tf.function
-def thing():
+def objects():
     return [object()]
 
 
@@ -155,7 +154,7 @@ def late_iterator():
     return iter(dataset)
 
 
-def contexts(context):
+def range_after_check(context):
     assert (context.num_input_pipelines, context.input_pipeline_id) == (1, 0)
     assert context.num_replicas_in_sync == 1
     return tf.data.Dataset.range(4)
@@ -171,7 +170,7 @@ def with_variable():
 
 
 dataset = coordinator.create_per_worker_dataset(
-    lambda: strategy.distribute_datasets_from_function(contexts)
+    lambda: strategy.distribute_datasets_from_function(range_after_check)
 )
 distributed = coordinator.create_per_worker_dataset(
     strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
@@ -227,7 +226,7 @@ def shards_are_placed_in_turn_and_the_first_ones_have_a_row_more():
     assert list(table) == table.variables
 
 
-def shards_are_at_most_the_rows_and_scalars_have_none():
+def a_variable_has_at_most_a_shard_for_each_row_and_a_scalar_has_none():
     assert [tuple(part.shape) for part in few.variables] == [(1, 3), (1, 3)]
     assert not any(hasattr(scalar, "variables") for scalar in scalars)
 
@@ -254,7 +253,7 @@ def run_and_reduce_outside_of_the_workers_warn():
     assert any("executed locally on the coordinator" in text for text in logged)
 
 
-def the_coordinator_of_a_strategy_is_one_object():
+def a_strategy_has_one_coordinator_and_a_mirrored_strategy_raises():
     assert tf.distribute.coordinator.ClusterCoordinator(strategy) is coordinator
     raised(
         lambda: tf.distribute.coordinator.ClusterCoordinator(
@@ -345,7 +344,7 @@ def run_in_a_function_has_one_replica():
 
 
 def a_result_that_cannot_be_sent_raises():
-    failed(thing, kind=TypeError, text="returned a object, which cannot be sent from a worker")
+    failed(objects, kind=TypeError, text="returned a object, which cannot be sent from a worker")
 
 
 # Errors ---------------------------------------------------------------------------------------------
@@ -440,8 +439,8 @@ def a_dataset_function_must_not_create_variables():
 
 
 def per_worker_variables_have_a_value_for_each_worker():
-    workers = coordinator.fetch([coordinator.schedule(count_own) for _ in range(8)])
-    assert [int(v) for v in own.read_all()] == [workers.count(0), workers.count(1)]
+    workers = coordinator.fetch([coordinator.schedule(count_call) for _ in range(8)])
+    assert [int(v) for v in calls.read_all()] == [workers.count(0), workers.count(1)]
 
 
 def metrics_have_the_updates_of_all_workers():
@@ -522,12 +521,12 @@ def a_variable_without_an_initial_value_raises():
 
 
 def main():
-    own_names = list(globals())
-    first = own_names.index("variables_are_placed_in_turn_in_the_order_of_their_creation")
+    names = list(globals())
+    first = names.index("variables_are_placed_in_turn_in_the_order_of_their_creation")
     found = {}
-    for name in own_names[first:]:
+    for name in names[first:]:
         statement = globals()[name]
-        if name in ("main", "server_of") or not callable(statement):
+        if name == "main" or not callable(statement):
             continue
         try:
             statement()

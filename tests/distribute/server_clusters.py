@@ -110,7 +110,7 @@ def started(path, servers=1):
 
 
 def recovering(tmp_path):
-    """Return the begin of a script whose servers write snapshots, and may be started again."""
+    """Return the beginning of a script whose servers write snapshots and may be started again."""
     return BEGIN.replace(
         "ParameterServerStrategy()",
         f"ParameterServerStrategy(snapshot_dir={str(tmp_path / 'saved')!r}, snapshot_seconds=0.05, "

@@ -12,12 +12,12 @@ def mirrored(replicas, ops=None):
 
 def workers(replicas):
     """Return a strategy of one worker, whatever the environment says."""
-    nobody = SimpleClusterResolver(ClusterSpec({}))
+    no_cluster = SimpleClusterResolver(ClusterSpec({}))
     devices = [f"cpu:{i}" for i in range(replicas)]
-    return distribute.MultiWorkerMirroredStrategy(nobody, devices=devices)
+    return distribute.MultiWorkerMirroredStrategy(no_cluster, devices=devices)
 
 
-#: One of every kind and size, made anew by each call: what the generic suite runs over.
+#: Functions that make a new strategy of each kind and size. `test_every_strategy.py` uses them all.
 EVERY = {
     "default": distribute.get_strategy,
     "one device": lambda: distribute.OneDeviceStrategy("cpu:0"),

@@ -44,7 +44,7 @@ def test_scope_has_the_strategy_in_cross_replica_context(strategy):
     with strategy.scope() as entered:
         assert entered is strategy
         assert facts() == (strategy, None, True, True)
-        with strategy.scope():  # the same one again is allowed
+        with strategy.scope():  # a scope of the same strategy is allowed
             assert facts() == (strategy, None, True, True)
         assert d.has_strategy()
     assert not d.has_strategy()
@@ -105,7 +105,7 @@ def test_a_scope_is_counted_and_can_be_used_again(two):
         with scope, other, scope:
             assert facts() == (two, None, True, True)
         assert not d.has_strategy()
-    # The one that was entered first stays in force until it is left itself.
+    # The scope that was entered first stays in force until the program leaves it.
     scope.__enter__()
     other.__enter__()
     other.__exit__(None, None, None)
@@ -137,7 +137,7 @@ def test_scopes_left_out_of_order_raise(two):
         two.run(lambda: replica_id() or scope.__exit__(None, None, None))
     assert d.get_strategy() is two
     scope.__exit__(None, None, None)
-    # Nothing is left of them.
+    # No scope stays in force.
     assert facts()[2:] == (False, False)
     assert type(Variable(1.0)) is Variable
     with two.scope():
@@ -197,7 +197,7 @@ def test_set_strategy_applies_outside_of_scopes_only(two):
     assert type(Variable(1.0)) is Variable
 
 
-def test_an_update_is_a_context_of_its_own(two):
+def test_update_calls_its_function_for_each_replica_in_cross_replica_context(two):
     with two.scope():
         v = Variable(1.0)
     seen = []
@@ -205,14 +205,14 @@ def test_an_update_is_a_context_of_its_own(two):
     assert seen == [((two, None, True, True), r) for r in (0, 1)]
 
 
-def test_the_creators_of_the_caller_hold_in_the_replicas(two):
+def test_variable_creators_of_the_caller_apply_in_the_replicas(two):
     def named(next_creator, **kwargs):
         return next_creator(**{**kwargs, "name": "mine"})
 
     with two.scope(), creator_scope(named):
-        made = two.run(lambda: Variable(1.0))
-    assert made.name == "mine"
-    assert len(made.values) == 2
+        v = two.run(lambda: Variable(1.0))
+    assert v.name == "mine"
+    assert len(v.values) == 2
 
 
 def test_scopes_belong_to_threads():

@@ -230,7 +230,7 @@ def test_method_decorated_by_function_can_be_scheduled(coordinator):
     assert coordinator.schedule(Model().double, args=(3,)).fetch() == 6
 
 
-def test_join_waits_for_all_functions_and_done_tells(coordinator, gate):
+def test_join_waits_for_all_functions_and_done_tells_their_end(coordinator, gate):
     coordinator.schedule(gate.function)
     gate.started_times(1)
     assert not coordinator.done()
@@ -634,7 +634,7 @@ def test_lost_worker_makes_its_iterator_again():
     assert coordinator.schedule(following, args=(iterator,)).fetch() == 0
 
 
-def test_lost_worker_others_go_on(coordinator, gate):
+def test_busy_worker_does_not_delay_functions_of_the_other_worker(coordinator, gate):
     coordinator.schedule(gate.function)
     gate.started_times(1)
     for n in range(20):
@@ -649,7 +649,7 @@ def test_simulate_worker_loss_of_no_worker_raises(coordinator):
 
 
 def test_random_losses_run_each_function_at_least_once_and_count_the_repeats():
-    """The counter is at least the number of functions, and at most that and the number of losses."""
+    """The counter lies between the number of functions and the sum of functions and losses."""
     generator = random.Random(5)
     coordinator = cluster(workers=3)
     with coordinator.strategy.scope():

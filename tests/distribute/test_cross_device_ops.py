@@ -66,15 +66,15 @@ def test_communication_options_check_their_arguments():
 
 
 def test_options_are_merged():
-    mine = CommunicationOptions(10, 3.0, "RING")
-    assert mine.merge(None) == mine
-    assert mine.merge(CommunicationOptions()) == mine
+    first = CommunicationOptions(10, 3.0, "RING")
+    assert first.merge(None) == first
+    assert first.merge(CommunicationOptions()) == first
     other = CommunicationOptions(20, 4.0, "NCCL")
-    assert mine.merge(other) == other
+    assert first.merge(other) == other
     assert CommunicationOptions(5).merge(CommunicationOptions(timeout_seconds=2.0)) == (
         CommunicationOptions(5, 2.0)
     )
-    assert mine != 3
+    assert first != 3
 
 
 def test_timeout_of_the_options_limits_the_call(two):
@@ -110,7 +110,7 @@ class Recording(d.CrossDeviceOps):
         return ["reduced"] * len(value_destination_pairs)
 
 
-def test_the_base_class_does_the_argument_work():
+def test_base_class_converts_the_arguments_of_its_hooks():
     ops = Recording()
     two = PerReplica([constant(1.0), constant(2.0)])
     assert ops.reduce("sum", two, two) == "reduced"
@@ -123,7 +123,7 @@ def test_the_base_class_does_the_argument_work():
     assert ops.batch_reduce("MEAN", iter([(two, "cpu:0"), (3.0, two)]), given) == ["reduced"] * 2
     (_, op, pairs, options) = ops.calls.pop()
     assert options is given
-    assert isinstance(pairs[1][0], PerReplica)  # a bare value is made one with one component
+    assert isinstance(pairs[1][0], PerReplica)  # a bare value becomes a PerReplica of it alone
     assert float(pairs[1][0].values[0]) == 3.0
 
 
@@ -136,7 +136,7 @@ def test_one_value_at_its_destination_is_returned_as_it_is():
     assert ops.gather(x, "cpu:0", 0) is x
     assert ops.calls == []
     assert ops.batch_reduce("SUM", []) == []
-    # One value that lies elsewhere is not there already.
+    # A value on one device must still be copied to two.
     assert ops.reduce("SUM", x, Mirrored([x, x])) == "reduced"
     assert ops.batch_reduce("SUM", [(x, x), (x, Mirrored([x, x]))]) == ["reduced"] * 2
 
@@ -202,7 +202,7 @@ def test_broadcast_copies_and_gather_joins_values(ops):
         ops.gather(PerReplica([slices, slices]), "cpu:0", 0)
 
 
-# The operations that are there ----------------------------------------------------------------
+# Built-in operations --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ops", BUILT_IN)
@@ -247,7 +247,7 @@ def test_the_last_device_of_an_odd_number_counts():
     [(d.NcclAllReduce, "NCCL all-reduce"), (d.HierarchicalCopyAllReduce, "HierarchicalCopy"),
      (d.RingAllReduce, "Ring all-reduce")],
 )  # fmt: skip
-def test_num_packs_negative_raises_value_error(ops, called):
+def test_num_packs_negative_raises_and_others_give_the_sums(ops, called):
     with pytest.raises(ValueError, match=f"{called} requires num_packs >= 0, but -1 is specified"):
         ops(num_packs=-1)
     for num_packs in (0, 1, 2, 3, 50):
@@ -275,8 +275,7 @@ def bytes_of(*sizes):
     return [np.zeros(n, np.uint8) for n in sizes]
 
 
-def test_packs_by_bytes_are_those_of_the_specification():
-    # A pack takes arrays until it has more than the limit.
+def test_packs_take_arrays_until_they_exceed_the_limit():
     assert packs(bytes_of(128, 32, 800, 4), 200) == [[0, 1, 2], [3]]
     assert packs(bytes_of(200, 1), 200) == [[0, 1]]
     assert packs(bytes_of(201, 1), 200) == [[0], [1]]
@@ -497,7 +496,7 @@ def test_log_lines_of_slices_and_gathers(caplog, two):
 
 
 class Own(d.ReductionToOneDevice):
-    """Notes what it is asked for, and whether in cross-replica context."""
+    """An operation that records the calls of its hooks, which must be in cross-replica context."""
 
     def __init__(self):
         super().__init__()
@@ -537,8 +536,8 @@ def test_gathers_and_slices_ask_the_operation_of_the_strategy():
     assert rows.values[1].values.numpy().tolist() == [[0.5], [1.0]]
 
 
-def test_users_own_operation_does_not_move_values_to_the_host():
-    """As in TensorFlow: `reduce` brings values to the host, variables lie where the replicas are."""
+def test_users_own_operation_is_not_called_to_reduce_to_the_host():
+    """As in TensorFlow, only `reduce` and `reduce_to` with a host as destination do not call it."""
     ops = Own()
     strategy = mirrored(2, ops)
     x = PerReplica([constant(1.0), constant(2.0)])
@@ -561,7 +560,7 @@ def test_users_own_operation_does_not_move_values_to_the_host():
 
 
 class FromTheReplicas(d.RingAllReduce):
-    """Reduces in the replicas' threads, by a group of its own; everything else as its base."""
+    """A ring all-reduce whose all-reduce hook uses a group of its own in the replicas' threads."""
 
     def __init__(self, replicas):
         super().__init__()
@@ -591,7 +590,7 @@ def test_users_own_all_reduce_is_called_in_the_replicas():
 
     most, gradients = strategy.run(replica)
     assert [[float(v) for v in m.values] for m in most] == [[4.0] * 3, [40.0] * 3, [1.0] * 3]
-    # The gradient of a collective is the same collective: here, of 1, 2 and 3 and ten times as much.
+    # The gradient of a collective is the same collective: the maximum of 1, 2 and 3, times 1 + 10.
     assert [float(g) for g in gradients.values] == [33.0] * 3
     assert ops.calls[:3] == [(d.ReduceOp.MEAN, 2, 7)] * 3  # the int32 goes through one device
     assert len(ops.calls) == 6

@@ -24,7 +24,6 @@ def test_device_names_in_every_spelling_are_one_device(name):
     "name",
     [
         "tpu:0",
-        "cpu",
         "cpu:x",
         "",
         "gpu:0:1",
@@ -39,11 +38,12 @@ def test_device_names_in_every_spelling_are_one_device(name):
     ],
 )
 def test_parse_device_unknown_name_raises_value_error(name):
-    if name == "cpu":
-        assert parse_device(name).index == 0
-        return
     with pytest.raises(ValueError, match="device"):
         parse_device(name)
+
+
+def test_parse_device_without_a_number_has_number_0():
+    assert parse_device("cpu").index == 0
 
 
 def test_gpu_that_does_not_exist_is_named():
@@ -75,20 +75,20 @@ def test_lists_of_several_machines_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("visible", "there"), [("", 0), ("-1", 0), ("1", 1), ("0,3", 2)]
+    ("visible", "gpus"), [("", 0), ("-1", 0), ("1", 1), ("0,3", 2)]
 )  # fmt: skip
-def test_parse_device_numbers_visible_gpus(monkeypatch, visible, there):
-    # CUDA numbers what the variable lets it see from 0, and CuPy asks CUDA.
+def test_parse_device_numbers_visible_gpus(monkeypatch, visible, gpus):
+    # CUDA numbers the GPUs of the variable from 0, and CuPy asks CUDA.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(array_backend, "gpu_count", lambda: (there, ""))
-    assert [str(d)[-5:] for d in default_devices()] == [f"GPU:{i}" for i in range(there)] or [
+    monkeypatch.setattr(array_backend, "gpu_count", lambda: (gpus, ""))
+    assert [str(d)[-5:] for d in default_devices()] == [f"GPU:{i}" for i in range(gpus)] or [
         "CPU:0"
     ]
-    for i in range(there):
+    for i in range(gpus):
         assert parse_device(f"/gpu:{i}").index == i
-    with pytest.raises(ValueError, match=rf"no device 'gpu:{there}': {there} GPUs are visible .*"
+    with pytest.raises(ValueError, match=rf"no device 'gpu:{gpus}': {gpus} GPUs are visible .*"
                        f"CUDA_VISIBLE_DEVICES is '{visible}'"):  # fmt: skip
-        parse_device(f"gpu:{there}")
+        parse_device(f"gpu:{gpus}")
 
 
 def test_duplicate_devices_or_none_raise():
@@ -116,7 +116,7 @@ def test_device_changes_nothing_on_a_machine_without_gpus():
         assert tf.ones([2]).numpy().tolist() == [1.0, 1.0]
 
 
-def test_device_that_is_none_is_refused():
+def test_device_unknown_name_or_function_raises():
     for name in ("disk:0", "", "cpu:*", 3):
         with pytest.raises(ValueError, match="device"), tf.device(name):
             pass

@@ -283,7 +283,7 @@ def step():
 
 strategy.run(step)
 began = any(strategy.extended._reducers)
-strategy.extended.workers.total(1)  # nobody leaves while others still need it
+strategy.extended.workers.total(1)  # no worker ends while another one needs it
 dropped = weakref.ref(strategy)
 del strategy, v, optimizer, step
 def left():

@@ -73,7 +73,7 @@ def alone(folder, steps):
     return estimator.get_variable_value("dense/kernel"), estimator.evaluate(lambda: data)["loss"]
 
 
-def test_workers_train_evaluate_and_continue_as_one_process(tmp_path, monkeypatch):
+def test_workers_train_evaluate_and_continue_as_one_process(tmp_path):
     kernel, loss = alone(tmp_path / "alone", 60)
     run(tmp_path, 2, WORKER, PART="1")
     said = run(tmp_path, 2, WORKER).said  # the second run continues from the checkpoint

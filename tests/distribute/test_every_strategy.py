@@ -20,7 +20,7 @@ def strategy(request):
 
 
 def results(strategy, value):
-    """The components of a value of a run, also where one replica wraps nothing."""
+    """Return the components of a value of a run; without a wrapper, the value is the only one."""
     found = strategy.experimental_local_results(value)
     assert len(found) == strategy.num_replicas_in_sync
     return found
@@ -246,7 +246,7 @@ def test_collectives_of_nests_have_the_right_values_and_gradients(strategy):
         rows = [2.0 + q for q in range(n) for _ in range(q + 1)]
         np.testing.assert_array_equal(gathered["x"].numpy()[:, 1], np.square(rows))
         assert gathered["id"].numpy().tolist() == list(range(n))
-        # Every replica's loss has a part of every x.
+        # The loss of every replica depends on every x.
         np.testing.assert_allclose(gx.numpy(), np.full((r + 1, 2), 2 * (2.0 + r) * weights))
         np.testing.assert_allclose(gy.numpy(), [2 * (1.0 + r)])
 
@@ -309,14 +309,14 @@ def test_extended_flags_are_tensorflows(strategy):
     assert extended.should_checkpoint is True
     assert extended.should_save_summary is True
     assert extended.experimental_should_init is True
-    own_program = isinstance(strategy, d.MultiWorkerMirroredStrategy)
-    assert extended.experimental_between_graph is own_program
+    multi_worker = isinstance(strategy, d.MultiWorkerMirroredStrategy)
+    assert extended.experimental_between_graph is multi_worker
     assert extended.experimental_require_static_shapes is False
     assert extended.enable_partial_batch_handling is True
     if strategy is not d.get_strategy():
         extended.experimental_enable_get_next_as_optional = False
         assert extended.enable_partial_batch_handling is False
-    assert (strategy.cluster_resolver is not None) is own_program
+    assert (strategy.cluster_resolver is not None) is multi_worker
 
 
 def test_strategy_copies_only_deeply(strategy):

@@ -213,11 +213,11 @@ def test_gradient_in_a_later_run_needs_all_replicas(two):
 @pytest.mark.parametrize(("op", "scale"), [("SUM", 1.0), ("MEAN", 3.0)])
 def test_all_reduce_of_indexed_slices_concatenates_them(op, scale):
     three = mirrored(3)
-    own = [(4, 0), (), (0, 0, 2)]
+    indices = [(4, 0), (), (0, 0, 2)]
 
     def replica():
         r = replica_id()
-        nest = {"s": row(r, *own[r]), "d": tf.constant([1.0 * r])}
+        nest = {"s": row(r, *indices[r]), "d": tf.constant([1.0 * r])}
         return d.get_replica_context().all_reduce(op, nest)
 
     got = three.run(replica)
@@ -228,7 +228,7 @@ def test_all_reduce_of_indexed_slices_concatenates_them(op, scale):
         assert slices.indices.dtype == tf.int32
         np.testing.assert_allclose(slices.values.numpy()[:, 0], np.array([1, 1, 3, 3, 3]) / scale)
         assert slices.dense_shape == (5, 1)
-    # They share the memory of the result.
+    # The slices of all replicas share the memory of the result.
     assert np.shares_memory(*[s.values.array for s in got["s"].values[:2]])
 
 
@@ -273,7 +273,7 @@ def test_a_cluster_resolver_can_be_given(two):
     assert two.cluster_resolver is resolver
 
 
-def test_updates_beside_variables_are_grouped(two):
+def test_update_non_slot_groups_the_results(two):
     extended = two.extended
     places = extended.non_slot_devices([])
     assert places == extended.worker_devices

@@ -1,4 +1,4 @@
-"""Digests of scheduled functions: equal for one program, other ones for other programs."""
+"""Digests of scheduled functions: equal for the same program, different for different programs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_equal_states_give_equal_numbers_and_every_draw_others(draw):
+def test_equal_states_give_equal_numbers_and_each_draw_gives_new_ones(draw):
     g, h = Generator.from_seed(1), Generator.from_seed(1)
     first, second = np.asarray(draw(g)), np.asarray(draw(g))
     assert first.tolist() == np.asarray(draw(h)).tolist()
@@ -62,7 +62,7 @@ def test_numbers_stay_the_same_from_release_to_release():
     assert Generator.from_seed(1).normal([2]).numpy() == pytest.approx([1.020288, 0.7597132])
 
 
-def test_distributions_are_what_they_are_called():
+def test_distributions_have_the_means_and_ranges_of_their_arguments():
     g = Generator.from_seed(5)
     x = g.normal([20000], 3.0, 2.0, tf.float64).numpy()
     assert x.dtype == np.float64
@@ -106,15 +106,15 @@ def test_generator_state_is_set_and_read():
     assert Generator.from_seed([4, 5]).state.numpy().tolist() == [0, 4, 5]
     assert Generator.from_seed(tf.constant(4)).state.numpy().tolist() == [0, 0, 4]
     assert Generator.from_seed(-1).key.numpy() == -1
-    g = Generator.from_state([-1, 0, 3], 1)  # the largest lower half: the next one is carried over
+    g = Generator.from_state([-1, 0, 3], 1)  # the lower half is full: skip() carries into the upper
     g.skip(1)
     assert g.state.numpy().tolist() == [255, 1, 3]
     states = {tuple(Generator.from_non_deterministic_state().state.numpy()) for _ in range(4)}
     assert len(states) == 4
-    for made in (Generator(copy_from=g), copy.deepcopy(g)):
-        assert made.state.numpy().tolist() == g.state.numpy().tolist()
-        made.skip(1)
-        assert made.state.numpy().tolist() != g.state.numpy().tolist()
+    for copied in (Generator(copy_from=g), copy.deepcopy(g)):
+        assert copied.state.numpy().tolist() == g.state.numpy().tolist()
+        copied.skip(1)
+        assert copied.state.numpy().tolist() != g.state.numpy().tolist()
 
 
 def test_generator_wrong_arguments_raise():
@@ -137,11 +137,11 @@ def test_generator_wrong_arguments_raise():
 def test_global_generator_can_be_set():
     before = tf.random.get_global_generator()
     assert tf.random.get_global_generator() is before
-    mine = Generator.from_seed(3)
+    g = Generator.from_seed(3)
     try:
-        tf.random.set_global_generator(mine)
-        assert tf.random.get_global_generator() is mine
-        assert tf.random.experimental.get_global_generator() is mine
+        tf.random.set_global_generator(g)
+        assert tf.random.get_global_generator() is g
+        assert tf.random.experimental.get_global_generator() is g
     finally:
         tf.random.set_global_generator(before)
 
@@ -184,20 +184,20 @@ def test_threads_that_share_a_generator_draw_different_numbers():
 # Under strategies -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", set(EVERY) - {"default"})
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "default"])
 def test_each_replica_draws_numbers_of_its_own(name):
     strategy = EVERY[name]()
     replicas = strategy.num_replicas_in_sync
 
-    def made():
+    def new_generator():
         with strategy.scope():
             return Generator.from_seed(1)
 
-    g = made()
+    g = new_generator()
     first, second = (numbers(strategy.run(lambda: g.normal([3]))) for _ in range(2))
     drawn = [tuple(x) for x in first + second]
     assert len(set(drawn)) == len(drawn) == 2 * replicas
-    h = made()
+    h = new_generator()
     assert numbers(strategy.run(lambda: h.normal([3]))) == first
     assert numbers(strategy.run(tf.function(lambda: h.normal([3])))) == second
     assert h.state.numpy().tolist() == [6 * 256, 0, 1]
@@ -228,7 +228,7 @@ def test_replicas_share_a_generator_that_no_strategy_made(two):
     assert sorted(drawn) == sorted([again.normal([2]).numpy().tolist() for _ in range(2)])
 
 
-def test_replicas_that_draw_differently_go_on_by_themselves(two):
+def test_replicas_that_draw_different_counts_have_different_states(two):
     with two.scope():
         g = Generator.from_seed(1)
 
@@ -269,17 +269,17 @@ def test_generator_of_a_strategy_starts_alike_on_all_replicas(two):
 @pytest.mark.parametrize("saved_by", [1, 2, 4])
 @pytest.mark.parametrize("restored_by", [1, 2, 4])
 def test_checkpoint_restores_every_replicas_stream(tmp_path, saved_by, restored_by):
-    def made(replicas, seed):
+    def make(replicas, seed):
         strategy = workers(replicas)
         with strategy.scope():
             g = Generator.from_seed(seed)
         return strategy, g, tf.train.Checkpoint(my_generator=g)
 
-    one, g, checkpoint = made(saved_by, 1)
+    one, g, checkpoint = make(saved_by, 1)
     one.run(lambda: g.normal([3]))
     path = checkpoint.save(str(tmp_path / "kept"))
     expected = numbers(one.run(lambda: g.normal([3])))
-    two, h, other = made(restored_by, 2)
+    two, h, other = make(restored_by, 2)
     other.restore(path).assert_consumed()
     found = numbers(two.run(lambda: h.normal([3])))
     same = min(saved_by, restored_by)

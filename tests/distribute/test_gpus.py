@@ -81,7 +81,7 @@ def test_batches_are_put_on_the_replicas_devices():
     fetched = list(two.experimental_distribute_dataset(pairs))
     assert [places(x) for x, _ in fetched] == [[0, 1]] * 3
     assert [v.numpy().tolist() for v in fetched[2][0].values] == [[8.0], [9.0]]
-    assert places(fetched[0][1]) == [None, None]  # no GPU has text
+    assert places(fetched[0][1]) == [None, None]  # text stays on the host
     one = d.OneDeviceStrategy("/gpu:1")
     assert [where(x) for x, _ in one.experimental_distribute_dataset(pairs)] == [1] * 3
     mixed = d.MirroredStrategy(["cpu:0", "gpu:1"])
@@ -111,7 +111,7 @@ def test_options_say_whether_batches_are_put_on_devices():
 def test_batches_are_copied_to_devices_ahead():
     distributed = d.MirroredStrategy().experimental_distribute_dataset(Dataset.range(8).batch(4))
     iterator = iter(distributed)
-    assert type(iterator._steps).__name__ == "Prefetcher"  # though the rows are at hand
+    assert type(iterator._steps).__name__ == "Prefetcher"  # although the rows are in memory
     del iterator
     assert_no_threads()
 
@@ -138,7 +138,7 @@ def test_values_are_reduced_to_their_destinations():
         rows = extended.reduce_to("SUM", slices, slices)
         assert [where(s.values) for s in rows.values] == [0, 1]
         assert where(extended.reduce_to("SUM", slices, "cpu:0").indices) is None
-    # One value that lies on another device is not there already.
+    # A single value is copied if its destination is another device.
     ops = d.ReductionToOneDevice()
     assert ops.reduce("SUM", on_gpus.values[1], "gpu:1") is on_gpus.values[1]
     assert where(ops.reduce("SUM", on_gpus.values[1], "gpu:0")) == 0
@@ -235,8 +235,8 @@ def test_a_model_trains_as_on_cpus(devices):
     wanted = [int(name[-1]) if name.startswith("gpu") else None for name in devices]
     for v in model.weights:
         assert places(v) == wanted
-    for mine, other in zip(model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+    for weight, right in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, right, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
     assert history["accuracy"] == pytest.approx(expected["accuracy"])
 

@@ -1,6 +1,6 @@
 """Distributed datasets and loss scaling.
 
-Expected elements were printed by TensorFlow 2.21 with as many logical CPU devices.
+TensorFlow 2.21 printed the expected elements, with a logical CPU device for each replica.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def under(dataset, policy):
 
 
 class Worker(d.MirroredStrategy):
-    """One of several processes of a strategy, as far as input is concerned; here, a thread."""
+    """A strategy that reads its input as one of several workers does. Each worker is a thread."""
 
     def __init__(self, comm, workers, worker, replicas):
         super().__init__([f"cpu:{i}" for i in range(replicas)])
@@ -285,43 +285,45 @@ def test_describe_sharding_lists_rows(two):
 
 
 def test_replicas_that_have_run_out_get_no_rows(two):
-    def of(spec, element, count=3):
+    def dataset_of(spec, element, count=3):
         return two.distribute_datasets_from_function(
             lambda context: Dataset.from_generator(
                 lambda: iter([element] * count), output_signature=spec
             )
         )
 
-    images = of(TensorSpec((None, None, 4)), np.zeros((2, 3, 4), np.float32))
+    images = dataset_of(TensorSpec((None, None, 4)), np.zeros((2, 3, 4), np.float32))
     assert [[v.shape for v in x.values] for x in images] == [
         [(2, 3, 4), (2, 3, 4)],
         [(2, 3, 4), (0, 0, 4)],
     ]
-    pairs = of((TensorSpec((2, None), tf.float64), TensorSpec((), tf.int32)), (np.zeros((2, 3)), 1))
+    pairs = dataset_of(
+        (TensorSpec((2, None), tf.float64), TensorSpec((), tf.int32)), (np.zeros((2, 3)), 1)
+    )
     x, y = list(pairs)[1]
     assert (x.values[1].shape, x.values[1].dtype) == ((0, 0), np.float64)
     assert (y.values[1].shape, y.values[1].dtype) == ((), np.int32)
-    unknown = of(None, np.zeros((2, 3), np.int8))
+    unknown = dataset_of(None, np.zeros((2, 3), np.int8))
     assert list(unknown)[1].values[1].shape == (0, 3)
     assert list(unknown)[1].values[1].dtype == np.int8
-    scalar = of(None, (np.zeros(2), 1.5))
+    scalar = dataset_of(None, (np.zeros(2), 1.5))
     assert float(list(scalar)[1][1].values[1]) == 0.0
-    text = of(TensorSpec((None,), tf.string), ["a", "b"])
+    text = dataset_of(TensorSpec((None,), tf.string), ["a", "b"])
     assert list(text)[1].values[1].numpy().tolist() == []
-    assert list(of(None, np.zeros(2), count=0)) == []
+    assert list(dataset_of(None, np.zeros(2), count=0)) == []
 
 
 def test_incomplete_steps_are_dropped_if_all_shapes_are_known(two):
-    def made(dataset):
+    def read(dataset):
         return steps(two, two.distribute_datasets_from_function(lambda context: dataset))
 
-    assert made(Dataset.range(10).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], []]]
+    assert read(Dataset.range(10).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], []]]
     # All shapes are known: each replica gets a whole element, and the rest is not used.
     full = Dataset.range(10).batch(2, drop_remainder=True)
-    assert made(full) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    assert made(Dataset.range(5)) == [[0, 1], [2, 3]]
+    assert read(full) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert read(Dataset.range(5)) == [[0, 1], [2, 3]]
     two.extended.enable_partial_batch_handling = False
-    assert made(Dataset.range(10).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert read(Dataset.range(10).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     assert parts(two, under(Dataset.range(6).batch(4), "OFF")) == [[[0, 1], [2, 3]]]
 
 
@@ -471,15 +473,15 @@ def test_buffer_size_limits_the_batches_made_ahead(two, size):
     options = d.InputOptions(experimental_per_replica_buffer_size=size)
     mapped = Dataset.range(100).map(count).batch(1)
     mapped.element_spec  # noqa: B018  calls the function once, with zeros
-    alone = d.InputOptions(experimental_fetch_to_device=False)
+    on_host = d.InputOptions(experimental_fetch_to_device=False)
     # Each step takes an element for each of the two replicas; one more step may be on its way.
     make = lambda context: mapped  # noqa: E731
     ahead(two.distribute_datasets_from_function(make, options), 2 * (1 + size))
-    ahead(two.distribute_datasets_from_function(make, alone), 2)
+    ahead(two.distribute_datasets_from_function(make, on_host), 2)
     pairs = Dataset.range(100).map(count).batch(2)
     pairs.element_spec  # noqa: B018
     ahead(two.experimental_distribute_dataset(pairs, options), 2 * (2 + size))
-    ahead(two.experimental_distribute_dataset(pairs, alone), 4)
+    ahead(two.experimental_distribute_dataset(pairs, on_host), 4)
 
 
 # Several workers ------------------------------------------------------------------------------
@@ -517,7 +519,7 @@ def test_workers_of_different_length_stop_together():
         while (element := iterator.get_next_as_optional()).has_value():
             got += steps(strategy, [element.get_value()])
         if strategy.extended.input_pipeline[1] == 0:
-            with pytest.raises(StopIteration):  # without a question to the other worker
+            with pytest.raises(StopIteration):  # without a call to the other worker
                 next(iterator)
         return got
 

@@ -1,4 +1,4 @@
-"""Distributed datasets give each replica what TensorFlow's give it, as TensorFlow 2.21 recorded it."""
+"""Distributed datasets give each replica the elements that TensorFlow 2.21 has given it."""
 
 from __future__ import annotations
 

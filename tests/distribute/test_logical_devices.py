@@ -47,7 +47,7 @@ def test_logical_cpus_are_configured_once_as_in_tensorflow():
             config.set_logical_device_configuration(cpu, changed)
     assert d.MirroredStrategy(["cpu:0", "cpu:2"]).num_replicas_in_sync == 2
     assert d.MirroredStrategy().num_replicas_in_sync == 3  # as in TensorFlow
-    assert parse_device("cpu:3").memory == Device("CPU", 0)  # there, too, any number is taken
+    assert parse_device("cpu:3").memory == Device("CPU", 0)  # TensorFlow takes any number, too
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_use_of_devices_fixes_their_configuration(use):
     config.set_logical_device_configuration("cpu:0", 2)
     config.set_logical_device_configuration("cpu:0", None)
     assert config.get_logical_device_configuration("cpu:0") is None
-    tf.constant([1.0]) + 1.0  # no strategy's device
+    tf.constant([1.0]) + 1.0  # uses no device of a strategy
     config.set_logical_device_configuration("cpu:0", 2)
     use()
     with pytest.raises(RuntimeError, match="Virtual devices cannot be modified"):
@@ -119,7 +119,7 @@ def test_logical_devices_are_numbered_across_gpus(two_gpus):
     assert TFConfigClusterResolver().num_accelerators() == {"GPU": 4}
 
 
-def test_the_limit_of_a_gpu_is_that_of_its_devices(two_gpus):
+def test_memory_limit_of_a_gpu_is_the_sum_over_its_logical_devices(two_gpus):
     limits = []
 
     class Pool:
@@ -175,7 +175,7 @@ def test_values_lie_on_the_gpu(two_gpus):
 
 
 @pytest.mark.parametrize("central", [False, True])
-def test_fit_on_two_devices_of_one_gpu_is_fit_on_two_cpus(cupy, monkeypatch, central, tmp_path):
+def test_fit_on_two_devices_of_one_gpu_equals_fit_on_two_cpus(cupy, monkeypatch, central, tmp_path):
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (1, ""))
     config.set_logical_device_configuration("gpu:0", 2)
     random = np.random.default_rng(0)
@@ -201,14 +201,14 @@ def test_fit_on_two_devices_of_one_gpu_is_fit_on_two_cpus(cupy, monkeypatch, cen
     expected, expected_loss, expected_prediction = train(["cpu:0", "cpu:1"])
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
     np.testing.assert_allclose(predicted, expected_prediction, rtol=1e-4, atol=1e-6)
-    for mine, other in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
-    # Into one replica on the host and back.
+    for weight, right in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, right, rtol=1e-4, atol=1e-6)
+    # A checkpoint of two replicas is restored into one replica on the GPU.
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
     with d.OneDeviceStrategy("gpu:1").scope():
         other = tf.keras.Sequential([tf.keras.layers.Dense(4, "relu"), tf.keras.layers.Dense(3)])
         other.build((None, 5))
     tf.train.Checkpoint(model=other).restore(path)
     assert all(type(v.current().array) is DeviceArray for v in other.weights)
-    for mine, restored in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, restored)
+    for weight, restored in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, restored)

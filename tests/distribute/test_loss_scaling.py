@@ -32,7 +32,7 @@ scale = tf.nn.scale_regularization_loss
         (np.ones((2, 3), "float32"), {"global_batch_size": 4}, 1.5, "float32"),
         ([1.0, 2.0], {"global_batch_size": np.int64(8)}, 0.375, "float32"),
         ([1.0, 2.0], {"global_batch_size": tf.Tensor(np.int32(8))}, 0.375, "float32"),
-        # Nothing is 0.
+        # Without losses, or with a batch size of 0, the result is 0.
         (np.zeros(0, "float32"), {}, 0.0, "float32"),
         (np.zeros((0, 3), "float64"), {}, 0.0, "float64"),
         ([1.0, np.inf], {"global_batch_size": 0}, 0.0, "float32"),
@@ -81,7 +81,7 @@ def test_average_loss_wrong_arguments_raise(losses, options, error, text):
         average(losses, **options)
 
 
-def test_regularization_loss_is_divided_by_replicas():
+def test_regularization_loss_outside_of_a_strategy_is_the_sum():
     assert float(scale([1.0, 2.0])) == 3.0
     assert scale([1, 2]).dtype == np.float64
     assert scale(np.float16(3)).dtype == np.float16
@@ -105,7 +105,7 @@ def test_each_replica_has_its_share(strategy):
     np.testing.assert_allclose(float(strategy.reduce("SUM", regularization, None)), 6.0, rtol=1e-6)
 
 
-def test_replicas_without_rows_are_zero_with_gradients():
+def test_loss_of_a_replica_without_rows_is_zero_and_has_a_gradient():
     def replica():
         x = tf.Variable(2.0, aggregation=tf.VariableAggregation.SUM)
         r = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
@@ -158,12 +158,12 @@ USE_SUM_OR_NONE = (
 )
 
 
-class Mine(tf.keras.losses.Loss):
+class SumOfSquares(tf.keras.losses.Loss):
     def call(self, y_true, y_pred):
         return tf.reduce_sum(tf.square(y_pred - y_true), axis=-1)
 
 
-@pytest.mark.parametrize("make", [Mine, tf.keras.losses.MeanAbsoluteError])
+@pytest.mark.parametrize("make", [SumOfSquares, tf.keras.losses.MeanAbsoluteError])
 @pytest.mark.parametrize("reduction", ["auto", "sum_over_batch_size"])
 @pytest.mark.parametrize(
     "strategy_of", [lambda: mirrored(2), lambda: tf.distribute.OneDeviceStrategy("cpu:0")]

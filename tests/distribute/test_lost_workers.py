@@ -158,7 +158,7 @@ def run_fault(fault, folder):
     folder.mkdir()
     with ExitStack() as cleanup:
         net = cleanup.enter_context(network(3)) if fault.hosts else None
-        # Also on one host: addresses of this fault alone, and ports outside those of connections.
+        # On one host, each fault has its own addresses. The kernel gives such ports to no client.
         here = f"127.{1 + os.getpid() % 250}.{1 + FAULTS.index(fault)}"
         hosts = net.addresses if net else [f"{here}.{i}" for i in range(1, 4)]
         addresses = {
@@ -308,7 +308,7 @@ def test_worker_lost_during_the_rendezvous_is_named(results, fault):
         assert re.search(r"\brank 1\b( of 3 to (connect|join)| at | was lost)", text), text
     if not fault.silent:  # the loss may be known at once
         return
-    # Rank 2 tries to connect all the time.
+    # Only rank 0 logs that it waits: rank 2 tries to connect all the time.
     logged = [text for doing, _, _, text in done.said[0] if doing == "log"]
     assert [x for x in logged if re.match("rank 0 waits for rank 1 of 3 to (connect|come)", x)], (
         logged

@@ -267,7 +267,7 @@ def test_run_in_a_replica_or_a_merge_function_raises(two):
         two.run(lambda: d.get_replica_context().merge_call(lambda s: s.run(lambda: 0)))
     with two.scope():
         v = tf.Variable(1.0)
-    two.extended.update(v, lambda c: total(two))  # nobody waits: this works
+    two.extended.update(v, lambda c: total(two))  # no replica waits, so this works
     assert total(two) == [2.0, 2.0]
 
 
@@ -316,26 +316,26 @@ def test_runs_of_several_user_threads_do_not_mix():
 def test_models_train_in_several_user_threads(shared):
     rng = np.random.default_rng(0)
     x, y = rng.random((24, 5)).astype("float32"), rng.random((24, 2)).astype("float32")
-    made = [mirrored(2), mirrored(3), d.OneDeviceStrategy("cpu:0"), d.get_strategy()]
+    different = [mirrored(2), mirrored(3), d.OneDeviceStrategy("cpu:0"), d.get_strategy()]
     losses = {}
 
-    def train(place, strategy):
+    def train(number, strategy):
         with strategy.scope():
-            uniform = tf.keras.initializers.GlorotUniform(seed=place)
+            uniform = tf.keras.initializers.GlorotUniform(seed=number)
             model = tf.keras.Sequential([tf.keras.layers.Dense(2, kernel_initializer=uniform)])
             model.compile(tf.keras.optimizers.Adam(0.01), "mse")
         history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        losses.setdefault(place, []).append(history.history["loss"])
+        losses.setdefault(number, []).append(history.history["loss"])
 
-    strategies = made[:1] * len(made) if shared else made
-    for place, strategy in enumerate(strategies):
-        train(place, strategy)
+    strategies = different[:1] * len(different) if shared else different
+    for number, strategy in enumerate(strategies):
+        train(number, strategy)
     threads = [threading.Thread(target=train, args=a) for a in enumerate(strategies)]
     for t in threads:
         t.start()
     for t in threads:
         t.join(60)
-    for alone, together in losses.values():  # a thread that failed has left one
+    for alone, together in losses.values():  # the second is missing if the thread failed
         np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 

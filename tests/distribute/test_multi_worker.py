@@ -1,4 +1,4 @@
-"""`MultiWorkerMirroredStrategy`: what several processes compute together is what one device computes."""
+"""`MultiWorkerMirroredStrategy`: several processes together compute the numbers of one device."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ EVERY = [pytest.param(2, 1), *(pytest.param(*size, marks=pytest.mark.slow) for s
 
 
 @pytest.fixture
-def nobody(monkeypatch):
+def no_launcher(monkeypatch):
     for name in ("TF_CONFIG", "PYCOLLECTIVE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_strategy_without_a_cluster_is_alone(nobody):
+def test_strategy_without_a_cluster_is_alone(no_launcher):
     strategy = D.MultiWorkerMirroredStrategy()
     assert isinstance(strategy, D.experimental.MultiWorkerMirroredStrategy)
     assert strategy.num_replicas_in_sync == 1
@@ -62,7 +62,7 @@ def test_strategy_arguments_of_another_type_raise():
         D.MultiWorkerMirroredStrategy(communication_options="RING")
 
 
-def test_strategy_of_one_worker_logs_its_devices(nobody, caplog):
+def test_strategy_of_one_worker_logs_its_devices(no_launcher, caplog):
     caplog.set_level(logging.INFO, "pycollective")
     D.MultiWorkerMirroredStrategy(devices=["cpu:0", "cpu:1"])
     assert [r.getMessage() for r in caplog.records] == [
@@ -72,8 +72,7 @@ def test_strategy_of_one_worker_logs_its_devices(nobody, caplog):
     ]
 
 
-def test_the_line_says_what_described_the_cluster(nobody, monkeypatch, caplog):
-    """And what else the environment describes, which was not looked at."""
+def test_log_line_names_the_description_of_the_cluster(no_launcher, monkeypatch, caplog):
     from pycollective.distribute import multi_worker
 
     class Joined(Exception):
@@ -111,7 +110,7 @@ def test_the_line_says_what_described_the_cluster(nobody, monkeypatch, caplog):
     assert caplog.messages[-1].endswith(f"; described by TF_CONFIG, not by {torchrun}")
 
 
-def test_a_strategy_that_has_joined_others_is_not_copied(nobody, monkeypatch):
+def test_a_strategy_that_has_joined_others_is_not_copied(no_launcher, monkeypatch):
     strategy = D.MultiWorkerMirroredStrategy(devices=["cpu:0"])
     assert copy.deepcopy(strategy).num_replicas_in_sync == 1
     monkeypatch.setattr(strategy.extended.workers, "count", 2)
@@ -121,7 +120,7 @@ def test_a_strategy_that_has_joined_others_is_not_copied(nobody, monkeypatch):
         copy.deepcopy(strategy)
 
 
-def test_nccl_without_gpus_becomes_a_ring(nobody, caplog):
+def test_nccl_without_gpus_becomes_a_ring(no_launcher, caplog):
     options = D.experimental.CommunicationOptions(implementation="NCCL")
     strategy = D.MultiWorkerMirroredStrategy(communication_options=options, devices=["cpu:0"])
     assert "Enabled NCCL communication but no GPUs detected/specified." in caplog.text
@@ -149,8 +148,10 @@ def test_strategy_of_a_wrong_description_raises(cluster, task, message):
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("0,1,2,3", 2), ("3", 1), ("", 0)])
-def test_gpus_are_counted_when_the_resolver_has_assigned_them(nobody, monkeypatch, visible, gpus):
-    """Two tasks of Slurm's on one machine: each has replicas on its own GPUs, not on all."""
+def test_gpus_are_counted_when_the_resolver_has_assigned_them(
+    no_launcher, monkeypatch, visible, gpus
+):
+    """Each of two Slurm tasks on one machine has replicas on its own GPUs, not on all."""
     from pycollective.distribute import multi_worker
 
     for name, value in {
@@ -192,7 +193,7 @@ def test_gpus_are_counted_when_the_resolver_has_assigned_them(nobody, monkeypatc
 _REDUCTIONS = """
 strategy = strategy_of()
 N = strategy.num_replicas_in_sync
-W, me = strategy.extended.input_pipeline
+_, me = strategy.extended.input_pipeline
 say(n=N, me=me, chief=strategy.extended.should_checkpoint)
 def ids():
     return tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -335,7 +336,6 @@ with strategy.scope():
 def dataset_fn(context):
     rows = 3 + 4 * context.input_pipeline_id
     return tf.data.Dataset.from_tensor_slices(np.arange(rows * 2.0).reshape(rows, 2)).batch(2)
-steps = 0
 def step(x):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum((x - w) ** 2) / 10.0
@@ -370,7 +370,7 @@ say(n=strategy.num_replicas_in_sync, total=float(strategy.reduce("SUM", tf.const
 
 
 _MORE = """
-import os, tempfile
+import os
 strategy = strategy_of()
 me = strategy.extended.input_pipeline[1]
 def slices():
@@ -410,7 +410,7 @@ say(table=table.numpy(), of_first=first.numpy())
 checkpoint = tf.train.Checkpoint(table=table, seen=seen)
 path = checkpoint.save("saved/ckpt")
 say(path=path, written=sorted(os.listdir("saved")))
-own = tf.train.Checkpoint(table=table).write(f"own_{me}/ckpt")
+tf.train.Checkpoint(table=table).write(f"own_{me}/ckpt")
 say(own=os.path.isdir(f"own_{me}"))
 table.assign(np.zeros((4, 2)))
 seen.assign(0.0)
@@ -437,8 +437,8 @@ def test_collectives_gradients_and_checkpoints_of_workers_are_right(tmp_path, wo
         assert own["values"] == rows.tolist()
         assert own["indices"] == [k for i in range(n) for k in range(i + 1)]
         assert own["of_sum"] == [sum(i + 2.0 for i in range(n))] * replicas
-        mine = range(me * replicas, (me + 1) * replicas)
-        assert own["of_gather"] == [n * 2 * (i + 1.0) for i in mine]
+        local_ids = range(me * replicas, (me + 1) * replicas)
+        assert own["of_gather"] == [n * 2 * (i + 1.0) for i in local_ids]
         assert own["table"] == own["restored"] == table.tolist()
         assert own["of_first"] == [[5.0, 1.0]] + [[0.0, 0.0]] * 3
         assert own["written"] == said[0]["written"]
@@ -498,7 +498,6 @@ print("total", float(second.reduce("SUM", tf.constant(1.5), axis=None)))
 
 
 _EVERYTHING = """
-import shutil
 tf.keras.backend.set_floatx("float64")
 def everything():
     rng = np.random.default_rng(11)
@@ -526,7 +525,7 @@ def trained(model, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "replicas"), [(2, 1), (2, 2)])
 def test_fit_with_all_settings_equals_that_of_one_device(tmp_path, workers, replicas):
-    """Synchronized batch normalization, accumulated steps, a loss scale, clipping, interrupted."""
+    """Synchronized batch normalization, accumulation, loss scale, clipping, an interruption."""
     body = (
         _EVERYTHING
         + """

@@ -21,7 +21,7 @@ from pycollective.tensor import GradientTape, Tensor, Variable, constant, custom
 
 
 @pytest.fixture(autouse=True)
-def _whatever_cores_there_are(monkeypatch):
+def _sums_during_backward(monkeypatch):
     monkeypatch.setattr(d.StrategyExtended, "sums_during_backward", True)
 
 
@@ -43,7 +43,7 @@ def test_gradients_are_ready_in_turn(persistent):
 
     with GradientTape(persistent=persistent) as tape:
         first = marked(a * 3.0)
-        y = c * (first * b) + a  # a is used at the end too: complete only after the first layer
+        y = c * (first * b) + a  # a's gradient is complete only after the first layer
     together = tape.connected(y, [a, b, c, Variable(1.0)])
     assert together == [True, True, True, False]
     grads = tape.gradient(
@@ -53,7 +53,7 @@ def test_gradients_are_ready_in_turn(persistent):
     assert {k: float(g) for k, g in grads.items()} == {"a": 37.0, "b": 24.0, "c": 18.0}
 
 
-def test_ready_is_for_all_that_have_a_gradient():
+def test_ready_is_called_for_each_source_with_a_gradient():
     x = constant(2.0)
     v, w, unused = Variable(3.0), Variable(4.0), Variable(5.0)
     seen = {}
@@ -124,8 +124,8 @@ def test_minimize_gives_the_bits_of_apply_gradients(replicas, bytes_per_pack):
     for implementation in ("AUTO", "RING"):
         options = CommunicationOptions(bytes_per_pack, None, implementation)
         one, other = (train(mirrored(replicas), how, options) for how in ("minimize", "apply"))
-        for mine, wanted in zip(one, other, strict=True):
-            assert len({c.tobytes() for c in [*mine, *wanted]}) == 1
+        for minimized, applied in zip(one, other, strict=True):
+            assert len({c.tobytes() for c in [*minimized, *applied]}) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_minimize_gives_the_bits_of_apply_gradients(replicas, bytes_per_pack):
 )
 def test_every_operation_gives_the_same_bits(ops):
     one, other = (train(mirrored(3, ops), how) for how in ("minimize", "apply"))
-    for mine, wanted in zip(one, other, strict=True):
-        assert len({c.tobytes() for c in [*mine, *wanted]}) == 1
+    for minimized, applied in zip(one, other, strict=True):
+        assert len({c.tobytes() for c in [*minimized, *applied]}) == 1
 
 
 @pytest.fixture
@@ -210,7 +210,6 @@ def test_replicas_without_a_core_to_spare_sum_at_the_end(monkeypatch, begun, cor
 
 
 WORKERS = """
-from pycollective import keras
 from pycollective.distribute import reducer
 from pycollective.distribute.experimental import CommunicationOptions
 from test_overlap import train, two_layers
@@ -368,7 +367,7 @@ def test_no_thread_is_left():
     def progress_threads():
         names = []
         for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the thread has just ended
                 names.append((task / "comm").read_text().strip())
         return names.count("pc-progress")
 

@@ -105,7 +105,7 @@ def test_evaluator_connects_to_no_task(monkeypatch, caplog):
         ({"snapshot_seconds": 0}, "snapshot_seconds must be a positive number of seconds, not 0"),
     ],
 )
-def test_strategy_wrong_number_raises(options, text):
+def test_strategy_wrong_option_raises(options, text):
     with pytest.raises(ValueError, match=text):
         servers(**options)
 
@@ -172,7 +172,7 @@ def test_shards_are_placed_in_turn_with_the_first_ones_longer():
     assert np.array_equal(np.concatenate([part.numpy() for part in v]), whole())
 
 
-def test_shards_are_at_most_the_rows():
+def test_variable_has_at_most_a_shard_for_each_row():
     with servers(5).scope():
         v = tf.Variable(whole(3))
         one = tf.Variable(whole(1))
@@ -296,6 +296,20 @@ def test_sharded_variable_index_returns_the_rows_of_the_whole(index):
     found = table()[index]
     assert isinstance(found, tf.Tensor)
     assert np.array_equal(found.numpy(), whole()[index])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        (slice(0, 4), [0, 1], slice(None), [0, 1]), (slice(0, 4), 0, slice(None), [0, 1]),
+        (slice(1, 6), [2, 0]), (slice(None), slice(None), 1, [1, 0]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sharded_variable_index_with_lists_after_a_slice_is_that_of_the_whole(index):
+    values = np.arange(7 * 3 * 2 * 2, dtype=np.float32).reshape(7, 3, 2, 2)
+    shards = ShardedVariable([tf.Variable(values[:3]), tf.Variable(values[3:])])
+    assert np.array_equal(shards[index].numpy(), values[index])
 
 
 @pytest.mark.parametrize("row", [7, -8])
@@ -454,7 +468,7 @@ def steps(model, optimizer, count=3):
 
 
 def values(model, optimizer):
-    """Return the whole values of a model and its optimizer, by their names in checkpoints."""
+    """Return the whole values of the variables of a model and of its optimizer."""
     found = [v.numpy() for layer in model.layers for v in layer.stored_variables()]
     return [*found, *(v.numpy() for v in optimizer.variables)]
 
@@ -498,17 +512,17 @@ def test_training_shards_gives_the_numbers_of_training_the_whole(shards):
 def test_checkpoint_with_slots_restores_with_another_number_of_shards(
     tmp_path, saved, restored, delayed
 ):
-    def made(shards):
+    def make(shards):
         if shards is None:
             return model_and_optimizer()
         strategy = mirrored(2) if shards == "mirrored" else servers(shards)
         with strategy.scope():
             return model_and_optimizer()
 
-    model, optimizer = made(saved)
+    model, optimizer = make(saved)
     steps(model, optimizer)
     path = tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(tmp_path / "ckpt"))
-    other_model, other = made(restored)
+    other_model, other = make(restored)
     if not delayed:
         with other_model.distribute_strategy.scope():
             other.build(other_model.trainable_variables)
@@ -621,9 +635,9 @@ def test_sparse_gradients_on_workers_update_the_rows_of_the_whole():
 
     @tf.function
     def step(n):
-        own = v.variables[n % 2]
+        shard = v.variables[n % 2]
         rows = tf.IndexedSlices(np.ones((1, 2), np.float32), np.array([n % 3]), (3, 2))
-        optimizer.apply_gradients([(rows, own)])
+        optimizer.apply_gradients([(rows, shard)])
 
     for n in range(60):
         coordinator.schedule(step, args=(n,))
@@ -649,7 +663,6 @@ def test_values_that_were_read_stay_with_locks_and_change_with_hogwild():
 def test_hogwild_updates_wait_for_no_lock():
     with servers(consistency="hogwild").scope():
         v = tf.Variable(np.zeros(3, np.float32))
-        fixed = tf.Variable(0)
     held, release = threading.Event(), threading.Event()
 
     def hold():
@@ -664,7 +677,6 @@ def test_hogwild_updates_wait_for_no_lock():
     assert v.numpy().tolist() == [1, 1, 1]
     release.set()
     thread.join()
-    fixed.assign_add(1)
 
 
 def test_gradients_with_hogwild_are_of_the_values_that_the_tape_saw():
@@ -778,11 +790,11 @@ def test_balanced_places_variables_on_the_server_with_the_fewest_bytes():
     assert servers_of(table.variables) == [1, 0]
 
 
-def test_balanced_counts_variables_of_workers_of_metrics_and_beside_others():
+def test_balanced_counts_per_worker_metric_and_colocated_variables():
     strategy = tf.distribute.ParameterServerStrategy(variable_partitioner="balanced", num_ps=2)
     value = np.zeros((100, 8), np.float32)
     with strategy.scope():
-        own = tf.Variable(value, per_worker_variable=True)
+        per_worker = tf.Variable(value, per_worker_variable=True)
         sums = [
             tf.Variable(value, synchronization=tf.VariableSynchronization.ON_READ) for _ in "ab"
         ]
@@ -792,7 +804,7 @@ def test_balanced_counts_variables_of_workers_of_metrics_and_beside_others():
         others = [tf.Variable(value) for _ in range(3)]
     assert {v["bytes"] for v in strategy.extended.load().values()} == {5 * value.nbytes}
     assert (servers_of(sums), servers_of(slots), servers_of(others)) == ([0, 1], [0, 0], [1, 1, 1])
-    assert [tuple(v.shape) for v in own.read_all()] == [(100, 8)] * 2
+    assert [tuple(v.shape) for v in per_worker.read_all()] == [(100, 8)] * 2
 
 
 def test_timeline_has_the_load_of_each_server(tmp_path):
@@ -816,24 +828,26 @@ def test_per_worker_variable_has_a_value_for_each_worker():
     strategy = servers(num_workers=2)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
-        own = tf.Variable([0, 1], per_worker_variable=True, name="own")
+        per_worker = tf.Variable([0, 1], per_worker_variable=True, name="per_worker")
     barrier = threading.Barrier(2)
 
     @tf.function
     def add():
         barrier.wait(hangs.SECONDS)
-        own.assign_add([1, 1])
-        own.assign(own + tf.distribute.coordinator.experimental_get_current_worker_index())
+        per_worker.assign_add([1, 1])
+        per_worker.assign(
+            per_worker + tf.distribute.coordinator.experimental_get_current_worker_index()
+        )
 
     for _ in range(2):
         coordinator.schedule(add)
     coordinator.join()
-    assert [v.numpy().tolist() for v in own.read_all()] == [[1, 2], [2, 3]]
-    assert tuple(own.shape) == (2,) and own.dtype == np.int32
+    assert [v.numpy().tolist() for v in per_worker.read_all()] == [[1, 2], [2, 3]]
+    assert tuple(per_worker.shape) == (2,) and per_worker.dtype == np.int32
     with pytest.raises(RuntimeError, match=r"has a value for each worker: .* or call read_all\(\)"):
-        own + 1
-    own.assign([7, 7])
-    assert [v.numpy().tolist() for v in own.read_all()] == [[7, 7], [7, 7]]
+        per_worker + 1
+    per_worker.assign([7, 7])
+    assert [v.numpy().tolist() for v in per_worker.read_all()] == [[7, 7], [7, 7]]
     assert tf.Variable(1, per_worker_variable=True) == 1
 
 
@@ -871,8 +885,8 @@ def test_fit_of_a_large_table_equals_fit_without_a_strategy(optimizer):
 
 
 @pytest.mark.parametrize("has_ports", [True, False])
-def test_program_that_makes_all_servers_has_threads(has_ports):
-    """As TensorFlow's tutorial: all tasks of the cluster are in this process."""
+def test_program_that_makes_all_servers_runs_the_tasks_as_threads(has_ports):
+    """All tasks of the cluster are in this process, as in TensorFlow's tutorial."""
     addresses = [f"localhost:{port}" for port in free_ports(3)]
     workers = addresses[:2] if has_ports else ["localhost:0"] * 2
     spec = tf.train.ClusterSpec({"worker": workers, "ps": addresses[2:]})

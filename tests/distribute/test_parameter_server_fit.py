@@ -71,9 +71,9 @@ def test_fit_steps_run_on_worker_threads_with_their_own_datasets():
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("together", [1, 3])
-def test_fit_with_one_worker_and_arrays_equals_fit_without_a_strategy(together, accumulate):
-    options = {"steps_per_execution": together, "accumulate_steps": accumulate}
+@pytest.mark.parametrize("steps", [1, 3])
+def test_fit_with_one_worker_and_arrays_equals_fit_without_a_strategy(steps, accumulate):
+    options = {"steps_per_execution": steps, "accumulate_steps": accumulate}
     found = []
     for strategy in (servers(1), tf.distribute.get_strategy()):
         model = model_of(strategy, **options)
@@ -165,7 +165,7 @@ def test_fit_callbacks_get_the_whole_epoch_at_its_end(tmp_path):
     saving = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "ckpt"), save_weights_only=True)
     model.fit(creator(), epochs=2, steps_per_epoch=5, verbose=0, callbacks=[Watch(), saving])
     assert batches == [0, 1, 2, 3, 4] * 2
-    assert [done for done, _ in ends] == [True, True]
+    assert ends == [(True, 80.0)] * 2  # five batches of 16 rows
     other = model_of(tf.distribute.get_strategy())
     tf.train.Checkpoint(model=other).read(str(tmp_path / "ckpt"))
     assert np.array_equal(other.weights[0].numpy(), model.weights[0].numpy())
@@ -241,26 +241,26 @@ def test_fit_verbose_auto_prints_a_line_for_each_epoch(capsys):
 
 
 def test_fit_keeps_few_batches_in_memory():
-    read, made = [], []
+    read, trained = [], []
     most = 0
 
     class Model(tf.keras.Sequential):
         def train_step(self, data):
-            made.append(1)
+            trained.append(1)
             return super().train_step(data)
 
     def batches():
         nonlocal most
         for begin in range(0, 60, 2):
             read.append(1)
-            most = max(most, len(read) - len(made))
+            most = max(most, len(read) - len(trained))
             yield X[begin : begin + 2], Y[begin : begin + 2]
 
     with servers(2).scope():
         model = Model([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     model.fit(batches(), verbose=0)
-    assert len(made) == 30 and most <= 9
+    assert len(trained) == 30 and most <= 9
 
 
 class Gated(tf.keras.Sequential):

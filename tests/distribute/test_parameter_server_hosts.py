@@ -130,10 +130,10 @@ while True:
     print(int(total), flush=True)
 """
     )
-    cut = [("ps", 0, 2), ("worker", 0, 1), ("worker", 1, 0), ("chief", 0, 0)]
+    placement = [("ps", 0, 2), ("worker", 0, 1), ("worker", 1, 0), ("chief", 0, 0)]
     cluster = {"ps": ["10.213.7.3:9000"], "worker": ["10.213.7.2:9000", "10.213.7.1:9000"]}
     with ending() as tasks:
-        tasks += start_on(path, hosts, cut, cluster, PYCOLLECTIVE_HEARTBEAT="0.5", **SECRET)
+        tasks += start_on(path, hosts, placement, cluster, PYCOLLECTIVE_HEARTBEAT="0.5", **SECRET)
         chief = tasks[-1]
         before = [int(chief.stdout.readline()) for _ in range(20)][-1]
         ip("-n", hosts[2], "link", "set", "eth0", "down")

@@ -214,7 +214,7 @@ def test_interrupted_fetch_cancels_the_function_and_later_results_are_their_own(
 import sys
 import threading
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores the signal
 
 @tf.function
 def waits(number):
@@ -626,7 +626,7 @@ for what in ("assign", "lookup", "describe", "create"):
     ]
 
 
-TWO_SERVERS = """
+TWO_TOTALS = """
 with strategy.scope():
     totals = [tf.Variable(0.0), tf.Variable(0.0)]
 
@@ -754,7 +754,7 @@ while 1 not in coordinator.fetch([coordinator.schedule(number) for _ in range(4)
 def test_server_that_is_lost_again_while_a_task_finds_its_variables_goes_on(
     tmp_path, transport, requests
 ):
-    """The server ends at a request for a variable; the chief and the worker each send 6."""
+    """The server ends at a request for a variable; the chief and the worker send 6 each."""
     path = tmp_path / "script.py"
     path.write_text(
         """
@@ -809,7 +809,7 @@ def test_two_servers_lost_at_once_go_on_from_their_snapshots(tmp_path, transport
     path = tmp_path / "script.py"
     path.write_text(
         recovering(tmp_path)
-        + TWO_SERVERS
+        + TWO_TOTALS
         + f"""
 before = [float(total) for total in totals] if {reads} else [50, 50]
 for _ in range(50):
@@ -838,7 +838,7 @@ def test_two_servers_lost_at_once_raise_unavailable_error_from_every_call(tmp_pa
     path = tmp_path / "script.py"
     path.write_text(
         BEGIN
-        + TWO_SERVERS
+        + TWO_TOTALS
         + """
 for call in (schedule, coordinator.join, coordinator.done, schedule):
     print(raised(call))
@@ -862,7 +862,7 @@ def test_server_with_a_damaged_snapshot_uses_the_one_before_or_raises(tmp_path, 
     path = tmp_path / "script.py"
     path.write_text(
         recovering(tmp_path)
-        + TWO_SERVERS
+        + TWO_TOTALS
         + """
 for call in (schedule, coordinator.join, coordinator.done):
     print(raised(call))

@@ -425,11 +425,11 @@ def test_function_reads_its_own_changes_of_rows_and_of_the_whole():
     assert np.array_equal(view.rows(index), plain.rows(index))
     assert not links[0].pushed
     assert np.array_equal(view.numpy(), plain.numpy())
-    variable_before = view.current()
+    value_before = view.current()
     for variable in (view, plain):
-        variable.update_inplace(lambda own: np.multiply(own, 2, out=own))
+        variable.update_inplace(lambda array: np.multiply(array, 2, out=array))
         variable.scatter_min(IndexedSlices(np.full_like(LARGE[:1], -1), np.array([0])))
-    assert variable_before[0, 0] == 6
+    assert value_before[0, 0] == 6
     links[0].servers.end()
     names = ["scatter_max", "add", "scatter_mul", "add", "scatter_min"]
     assert links[0].pushed == names
@@ -495,7 +495,7 @@ def test_boolean_variable_scatter_update_works_and_subtraction_raises(uncached):
 def test_variable_that_a_function_updates_in_place_cannot_be_changed_inside():
     _, (view, _) = variables_of_two_tasks(SMALL)
     with pytest.raises(RuntimeError, match="by the function that updates it in place"):
-        view.update_inplace(lambda own: view.assign_add(SMALL))
+        view.update_inplace(lambda array: view.assign_add(SMALL))
 
 
 # Shared memory ------------------------------------------------------------------------------------
@@ -580,14 +580,13 @@ def test_snapshot_without_a_dropped_variable_keeps_the_numbers_of_others(tmp_pat
     blocks = {f"{name}#0": Block.made(np.full(3, n), n, None) for n, name in enumerate("uvw")}
     snapshots.write("a", blocks)
     blocks["u#0"].drop()
-    snapshots.write("a", blocks)  # as a writer that began before the drop
+    snapshots.write("a", blocks)  # as a writer does that began before the drop
     names = ["1.1", "2.1", "index.json", "previous.json"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0.1", *names]
     del blocks["u#0"], blocks["v#0"]
     snapshots.write("a", blocks)
-    assert (
-        sorted(file.name for file in tmp_path.iterdir()) == names
-    )  # 1.1 is in the snapshot before
+    # The previous snapshot still needs 1.1.
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
     store = Store(Snapshots(str(tmp_path)), 3600)
     store.answer({"request": "begin", "run": "a"}, [])
     assert create(store, "w#0", np.zeros(3, int), given=False)["number"] == 2

@@ -64,7 +64,7 @@ report()
     assert json.loads(merged.read_text())["traceEvents"] == events
 
 
-def test_functions_results_and_errors_travel(tmp_path, transport):
+def test_functions_results_and_errors_are_sent_between_processes(tmp_path, transport):
     found, _ = results(
         tmp_path,
         MODEL
@@ -300,7 +300,7 @@ logs = model.fit(
 ).history
 model.fit(creator, **options)
 other = tf.keras.utils.experimental.DatasetCreator(lambda context: pairs(context).take(9).repeat())
-model.fit(other, **options)  # the chief reads it
+model.fit(other, **options)  # the chief reads this dataset
 steps = int(model.optimizer.iterations)
 report(
     steps=steps, loss=logs["loss"], validation=logs["val_mae"], begun=open("begun").read(),
@@ -400,7 +400,7 @@ report(got=[*got, coordinator.schedule(first).fetch(), coordinator.schedule(seco
 
 
 @pytest.mark.slow
-def test_per_worker_values_cached_reads_and_steps_per_call(tmp_path, transport):
+def test_per_worker_variable_cached_reads_and_steps_per_call(tmp_path, transport):
     found, _ = results(
         tmp_path,
         """
@@ -550,7 +550,7 @@ report(losses=losses, received=loads, slots=len(optimizer.slot_names()))
     exec(script, names)
     expected = [float(names["step"]()) for _ in range(10)]
     np.testing.assert_allclose(found["losses"], expected, rtol=1e-4)
-    # A gradient for each variable and step; without the server's kernel, its slots too.
+    # Each step sends a gradient to each server, and slots if the server cannot run the optimizer.
     gradients = 9 * 128 * 128 * 4
     extra = found["slots"] if "Nadam" in optimizer else 0
     for received in found["received"]:
@@ -665,7 +665,7 @@ with strategy.scope():
 
 
 @pytest.mark.slow
-def test_values_that_cannot_travel_are_errors_and_end_no_worker(tmp_path, transport):
+def test_values_that_cannot_be_sent_are_errors_and_end_no_worker(tmp_path, transport):
     found, errors = results(
         tmp_path,
         """

@@ -44,7 +44,7 @@ class Program:
         time.sleep(0.002)
 
     def run(self, preempt=lambda: None, seconds=20):
-        """Run steps, call ``preempt`` after the third, and return the exit code; None after the time."""
+        """Run steps; call ``preempt`` after the third. Return the exit code; None after ``seconds``."""
         end = time.monotonic() + seconds
         for number in range(1_000_000):
             if number == 3:
@@ -93,7 +93,7 @@ def test_own_functions_watch_save_and_exit(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_grace_period_continues_and_saves_at_its_begin_and_its_end(tmp_path):
+def test_grace_period_continues_and_saves_at_its_beginning_and_its_end(tmp_path):
     preempted = threading.Event()
     program = Program(tmp_path, Config(preempted.is_set, grace_period=0.6))
     saves = []

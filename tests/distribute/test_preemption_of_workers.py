@@ -38,7 +38,7 @@ handler = tf.distribute.experimental.PreemptionCheckpointHandler(
     strategy.cluster_resolver, tf.train.Checkpoint(v=v), "saved")
 def step():
     late(handler.total_run_calls + 1)
-    strategy.run(lambda: v.assign_add(1.0))  # the mean of all: they wait for each other
+    strategy.run(lambda: v.assign_add(1.0))  # the mean of all workers: they wait for each other
 while handler.total_run_calls < 12:
     handler.run(step)
 say(done=float(v))
@@ -56,10 +56,10 @@ def model_of():
     rng = np.random.default_rng(7)
     model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
     return model
-def fit(model, *own):
+def fit(model, *callbacks):
     x, y = data()
     return model.fit(
-        x, y, batch_size=12, epochs=3, shuffle=False, verbose=0, callbacks=list(own),
+        x, y, batch_size=12, epochs=3, shuffle=False, verbose=0, callbacks=list(callbacks),
         validation_data=(x, y))
 """
 _FITS = """

@@ -128,7 +128,8 @@ def elastic(folder, lost=None, least=None, patience=20.0):
                 (folder / "fewer.new").write_text(json.dumps([begun, losses]))
                 (folder / "fewer.new").rename(folder / "fewer")
                 until = time.monotonic() + 60
-                while time.monotonic() < until:  # AbortedError ends the loop: the other one is back
+                # AbortedError ends the loop when the other worker is back.
+                while time.monotonic() < until:
                     checkpoint.save(folder / "saved" / "ckpt")
                     time.sleep(0.1)
         return begun, strategy.num_replicas_in_sync, losses, w.numpy().tolist()
@@ -212,8 +213,8 @@ def count_with_later_workers(folder):
     coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         total = tf.Variable(0.0)
-    own = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(1, 2).repeat())
-    iterator = iter(own)
+    dataset = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(1, 2).repeat())
+    iterator = iter(dataset)
 
     @tf.function
     def step(iterator):
@@ -234,7 +235,7 @@ def count_with_later_workers(folder):
 
 
 def test_workers_of_a_cluster_with_servers_begin_when_there_are_resources(tmp_path):
-    """The machine has two CPUs: another actor has what worker 1 needs, until training has begun."""
+    """Another actor holds the half CPU for worker 1 until training has begun."""
 
     @ray.remote(num_cpus=0.5)
     class Other:

@@ -126,7 +126,7 @@ class Actor:
 
 @pytest.fixture
 def ray_of(monkeypatch):
-    made = []
+    fakes = []
 
     def make(*nodes):
         ray = Ray(nodes)
@@ -134,11 +134,11 @@ def ray_of(monkeypatch):
         strategies.PlacementGroupSchedulingStrategy = lambda group, number: group.first + number
         monkeypatch.setitem(sys.modules, "ray", ray)
         monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
-        made.append(ray)
+        fakes.append(ray)
         return ray
 
     yield make
-    for ray in made:
+    for ray in fakes:
         ray.pool.shutdown()
 
 
@@ -285,23 +285,23 @@ def test_replacement_without_resources_raises(ray_of):
         tf.ray.run(dies(1, waits=False), 2)
 
 
-@pytest.mark.parametrize("own", [KeyError("mine"), RayActorError("gone")])
-def test_own_exception_of_a_worker_is_raised_before_earlier_peer_lost_errors(ray_of, own):
+@pytest.mark.parametrize("error", [KeyError("mine"), RayActorError("gone")])
+def test_own_exception_of_a_worker_is_raised_before_earlier_peer_lost_errors(ray_of, error):
     """The other workers' calls fail first; Ray gets the error of the failed worker later."""
     heard = threading.Event()
 
     def train(actor):
         if actor.rank == 2:
             heard.wait(20)
-            raise own
+            raise error
         if actor.rank == 1:
             threading.Timer(0.05, heard.set).start()
         raise tf.errors.PeerLostError(f"rank 2 is lost to rank {actor.rank}")
 
     ray_of(["a"], ["b"], ["c"])
-    with pytest.raises(type(own)) as raised:
+    with pytest.raises(type(error)) as raised:
         tf.ray.run(train, 3)
-    assert raised.value is own
+    assert raised.value is error
 
 
 def test_peer_lost_errors_alone_the_first_is_raised(ray_of, monkeypatch):

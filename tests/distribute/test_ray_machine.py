@@ -1,4 +1,4 @@
-"""The loss of one of Ray's machines, which are processes of this machine here."""
+"""Loss of one of Ray's machines, which are groups of processes on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         "PYCOLLECTIVE_TEST_RAY_MACHINES" not in os.environ,
-        reason="starts five processes of Ray, for 40 s; PYCOLLECTIVE_TEST_RAY_MACHINES=1 asks for it",
+        reason="starts five Ray processes for 40 s; set PYCOLLECTIVE_TEST_RAY_MACHINES=1 to run it",
     ),
 ]
 
@@ -48,13 +48,13 @@ nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
 environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}
 ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment)
 
-def take_away():
+def remove_lost_node():
     while not os.path.exists(f"{FOLDER}/node"):
         time.sleep(0.05)
     lost = open(f"{FOLDER}/node").read()
     cluster.remove_node(next(n for n in nodes if n.node_id == lost), allow_graceful=False)
 
-thread = threading.Thread(target=take_away, daemon=True)
+thread = threading.Thread(target=remove_lost_node, daemon=True)
 thread.start()
 print(tf.ray.run(train, 2, max_failures=1, placement_timeout=60), flush=True)
 ray.shutdown()

@@ -1,4 +1,4 @@
-"""`GradientReducer`: buckets, one level and two, and how few calls lie between a step and the core."""
+"""`GradientReducer`: buckets, one level and two, and the Python calls of a training step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = [(3,), (), (2, 5), (0, 4), (7,)]
 
 
 class Worker:
-    """The replicas of a process: threads; replica 0 runs the functions of their merge points."""
+    """The replicas of one process, as threads. Replica 0 runs the functions of merge points."""
 
     def __init__(self, size: int) -> None:
         self.replicas = pc.local_group(size, timeout=20) if size > 1 else [None]
@@ -46,14 +46,17 @@ class Worker:
 
 
 def reduce_everywhere(workers, size, arrays_of, op, options, way):
-    """Return the results of each replica of each worker for ``arrays_of(number)``."""
-    among = pc.local_group(workers, timeout=20) if workers > 1 else [None]
+    """Return each replica's results; replica ``n`` of all contributes ``arrays_of(n)``."""
+    between_workers = pc.local_group(workers, timeout=20) if workers > 1 else [None]
 
-    def replica(worker, number, place):
+    def replica(worker, number, worker_index):
         reducer = GradientReducer(
-            CollectiveAllReduce(), worker.replicas[number], among[place], CommunicationOptions()
+            CollectiveAllReduce(),
+            worker.replicas[number],
+            between_workers[worker_index],
+            CommunicationOptions(),
         )
-        arrays = arrays_of(place * size + number)
+        arrays = arrays_of(worker_index * size + number)
         merge = worker.merge(number)
         if way == "all at once":
             return reducer.all_reduce(arrays, op, options, merge)
@@ -63,11 +66,11 @@ def reduce_everywhere(workers, size, arrays_of, op, options, way):
         return reduction.finish()
 
     with ThreadPoolExecutor(workers * size) as threads:
-        made = []
-        for place in range(workers):
+        futures = []
+        for index in range(workers):
             worker = Worker(size)
-            made += [threads.submit(replica, worker, n, place) for n in range(size)]
-        return [future.result(30) for future in made]
+            futures += [threads.submit(replica, worker, n, index) for n in range(size)]
+        return [future.result(30) for future in futures]
 
 
 @pytest.mark.parametrize("way", ["all at once", "one by one"])
@@ -95,8 +98,8 @@ def test_levels_and_ways_give_every_replica_the_same_result(way, workers, size, 
 
 
 @pytest.mark.parametrize("way", ["all at once", "one by one"])
-def test_halves_on_two_levels_are_rounded_once(way):
-    """1 and three times half of its last place: float32 keeps all, and rounds at the end."""
+def test_float16_on_two_levels_is_rounded_once(way):
+    """The sum of 1 and three times 2**-11 is exact in float32, and is rounded at the end."""
     parts = [1.0, 2**-11, 2**-11, 2**-11]
 
     def arrays_of(number):
@@ -107,7 +110,7 @@ def test_halves_on_two_levels_are_rounded_once(way):
         assert result[1].tolist() == [float(np.float16(1 + 3 * 2**-11))] * 2
 
 
-def test_nothing_begins_early_with_one_bucket():
+def test_begin_with_one_bucket_returns_none():
     reducer = GradientReducer(
         CollectiveAllReduce(), pc.local_group(2)[0], None, CommunicationOptions()
     )
@@ -121,8 +124,8 @@ def test_nothing_begins_early_with_one_bucket():
 # Number of calls ----------------------------------------------------------------------------------
 
 
-def test_apply_gradients_reaches_the_core_in_forty_calls(monkeypatch):
-    """Replica 0's calls of this package between the optimizer and the communicator."""
+def test_apply_gradients_reaches_the_core_in_at_most_40_calls(monkeypatch):
+    """Count replica 0's calls of package functions from the optimizer to the communicator."""
     strategy = mirrored(2)
     with strategy.scope():
         variables = [Variable(np.zeros(n, np.float32)) for n in (3, 50_000, 1, 7)]
@@ -130,7 +133,7 @@ def test_apply_gradients_reaches_the_core_in_forty_calls(monkeypatch):
     package = str(Path(pc.__file__).parent)
     all_reduce, calls = Communicator.all_reduce, []
 
-    def note(frame, event, _argument):
+    def record_call(frame, event, _argument):
         if event == "call" and frame.f_code.co_filename.startswith(package):
             calls.append((frame.f_code.co_filename, frame.f_code.co_name))
 
@@ -139,10 +142,10 @@ def test_apply_gradients_reaches_the_core_in_forty_calls(monkeypatch):
         return all_reduce(communicator, *args, **kwargs)
 
     def step():
-        own = d.get_replica_context().local_replica_id
-        gradients = [Tensor(np.full(v.shape, 1.0 + own, np.float32)) for v in variables]
-        if own == 0 and counted:
-            sys.setprofile(note)
+        replica = d.get_replica_context().local_replica_id
+        gradients = [Tensor(np.full(v.shape, 1.0 + replica, np.float32)) for v in variables]
+        if replica == 0 and counted:
+            sys.setprofile(record_call)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     counted = False
@@ -155,8 +158,8 @@ def test_apply_gradients_reaches_the_core_in_forty_calls(monkeypatch):
 
 
 def test_custom_step_makes_at_most_228_calls(monkeypatch):
-    """Replica 0's calls of this package in the guide's step, once its layers are replayed."""
-    # A layer of an earlier test that added a loss would cost more calls.
+    """Count replica 0's calls of package functions in the guide's step with replayed layers."""
+    # If a layer of an earlier test had added a loss, the step would make more calls.
     monkeypatch.setattr(Holder, "_any_added_loss", False)
     strategy, calls = mirrored(2), []
     layers = keras.layers
@@ -177,7 +180,7 @@ def test_custom_step_makes_at_most_228_calls(monkeypatch):
         accuracy = keras.metrics.SparseCategoricalAccuracy()
     package = str(Path(pc.__file__).parent)
 
-    def note(frame, event, _argument):
+    def record_call(frame, event, _argument):
         if event == "call" and frame.f_code.co_filename.startswith(package):
             calls.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else 0)
 
@@ -195,7 +198,7 @@ def test_custom_step_makes_at_most_228_calls(monkeypatch):
         first = d.get_replica_context().local_replica_id == 0
         if first:
             calls.clear()
-            sys.setprofile(note)
+            sys.setprofile(record_call)
         try:
             return replica(*batch)
         finally:

@@ -49,7 +49,7 @@ def test_results_are_grouped(two):
         two.run(lambda: [0] * (replica_id() + 1))
 
 
-def test_arguments_are_taken_apart(two):
+def test_run_passes_each_replica_its_part_of_the_arguments(two):
     x = per_replica(two, lambda r: float(r))
     result = two.run(lambda a, b, k: a["x"] * 10 + b + k, args=({"x": x}, 2.0), kwargs={"k": x})
     assert [float(v) for v in result.values] == [2.0, 13.0]
@@ -90,13 +90,13 @@ def test_all_reduce_is_differentiable(strategy):
             y = context.all_reduce("SUM", x * x) * (1.0 + replica_id())
         return tape.gradient(y, x)
 
-    # Every replica's y depends on every x: dL/dx_r = 2 x_r (1 + … + n) for the sum of the ys.
+    # Every y depends on every x. With L, the sum of the ys: dL/dx_r = 2 x_r (1 + … + n).
     for r, g in enumerate(strategy.experimental_local_results(strategy.run(replica))):
         assert float(g) == 2 * (2.0 + r) * n * (n + 1) / 2
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "uint8", "bool", "int16", "uint32"])
-def test_all_reduce_of_small_dtypes_keeps_the_dtype(two, dtype):
+def test_all_reduce_keeps_the_dtype(two, dtype):
     x = per_replica(two, lambda r: np.array([1, r, 0], dtype))
     total = two.run(lambda v: d.get_replica_context().all_reduce("SUM", v), args=(x,))
     for v in total.values:
@@ -106,13 +106,13 @@ def test_all_reduce_of_small_dtypes_keeps_the_dtype(two, dtype):
     np.testing.assert_allclose(mean.numpy(), [1.0, 0.5, 0.0])
 
 
-def test_a_mean_of_small_ints_does_not_wrap(two):
+def test_a_mean_of_narrow_ints_does_not_overflow(two):
     for dtype, top in (("int8", 127), ("uint16", 65535), ("uint32", 2**32 - 1)):
         x = per_replica(two, lambda r, top=top, dtype=dtype: np.array([top], dtype))
         assert two.reduce("MEAN", x, axis=None).numpy().tolist() == [top]
 
 
-def test_merge_call_groups_and_hands_back(strategy):
+def test_merge_call_groups_arguments_and_returns_each_replicas_part(strategy):
     def merge(s, value, scale):
         assert s is strategy
         total = s.reduce("SUM", value, axis=None)
@@ -153,7 +153,7 @@ def test_an_exception_of_a_replica_arrives_and_frees_the_others(culprit, others)
     for _ in range(2):
         with pytest.raises(KeyError, match=f"replica {culprit}"):
             strategy.run(replica)
-    # … and the strategy works again.
+    # The strategy still works.
     x = strategy.run(lambda: d.get_replica_context().all_reduce("SUM", constant(1.0)))
     assert float(x.values[2]) == 3.0
 
@@ -236,20 +236,21 @@ def test_threads_end_with_the_strategy():
     before = set(threading.enumerate())
     strategy = mirrored(4)
     strategy.run(replica_id)
-    mine = set(threading.enumerate()) - before
-    assert len(mine) == 3
+    replica_threads = set(threading.enumerate()) - before
+    assert len(replica_threads) == 3
     del strategy
     gc.collect()
-    for thread in mine:
+    for thread in replica_threads:
         thread.join(10)
         assert not thread.is_alive()
 
 
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="older NumPy keeps errstate per thread"
+)
 def test_context_variables_reach_every_replica(two):
-    with np.errstate(divide="raise"):
-        if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # older ones keep it per thread
-            with pytest.raises(FloatingPointError):
-                two.run(lambda: np.ones(1) / np.zeros(1) if replica_id() == 1 else None)
+    with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
+        two.run(lambda: np.ones(1) / np.zeros(1) if replica_id() == 1 else None)
 
 
 # Cross-device operations ----------------------------------------------------------------------
@@ -280,7 +281,7 @@ def test_every_operation_gives_the_same_sums(ops, replicas):
 
 
 class Doubling(d.CrossDeviceOps):
-    """A user's own: sums, and doubles so that one can see that it was called."""
+    """A user's own operation; its sums are doubled, so that a test sees that it was called."""
 
     def __init__(self):
         self.calls = 0
@@ -307,7 +308,7 @@ def test_users_own_operation_reduces_between_the_replicas():
     x = strategy.run(lambda: d.get_replica_context().all_reduce("SUM", [constant(1.0)] * 2))
     assert [float(v) for v in x[0].values] == [6.0] * 3
     assert ops.calls == 2
-    assert float(strategy.reduce("SUM", x[1], axis=None)) == 18.0  # to the host: as in TensorFlow
+    assert float(strategy.reduce("SUM", x[1], axis=None)) == 18.0  # without ops, as in TensorFlow
     assert ops.calls == 2
 
 
@@ -329,7 +330,7 @@ def test_accumulation_function_is_used():
     assert [float(v) for v in x.values] == [9.0, 9.0]
 
 
-def test_all_reduce_unknown_operation_raises():
+def test_cross_device_ops_wrong_arguments_raise():
     for wrong in ("ring", d.RingAllReduce, 3):
         with pytest.raises(ValueError, match="cross_device_ops must be a CrossDeviceOps object"):
             mirrored(2, wrong)
@@ -348,7 +349,7 @@ def test_all_reduce_unknown_operation_raises():
         d.experimental.CommunicationOptions(bytes_per_pack=-1)
 
 
-def test_packs_by_bytes_give_the_sums(two):
+def test_all_reduce_with_bytes_per_pack_gives_the_sums(two):
     options = d.experimental.CommunicationOptions(bytes_per_pack=100)
 
     def replica():
@@ -379,7 +380,7 @@ def test_reduce_over_replicas_and_axes_equals_numpy(strategy):
     np.testing.assert_allclose(nested["a"].numpy(), stacked.sum(0))
 
 
-def test_reduce_wrong_axis_raises(two):
+def test_reduce_wrong_axis_raises_and_means_of_few_values_are_exact(two):
     x = per_replica(two, lambda r: [1.0])
     with pytest.raises(ValueError, match="`axis` = 1 out of range for `value` with rank 1"):
         two.reduce("SUM", x, axis=1)
@@ -468,17 +469,17 @@ def test_variable_that_replica_0_does_not_create_raises(two):
         two.run(lambda: Variable(1.0) if replica_id() == 1 else None)
 
 
-def test_created_once_runs_on_the_first_replica_to_come(two):
+def test_created_once_creates_in_the_replica_that_enters_first(two):
     class Owner:
         variable = None
 
-    owner, has_come = Owner(), threading.Event()
+    owner, has_entered = Owner(), threading.Event()
 
     def replica():
         if replica_id() == 0:
-            assert has_come.wait(20)
+            assert has_entered.wait(20)
         with d.created_once(owner):
-            has_come.set()
+            has_entered.set()
             if owner.variable is None:
                 owner.variable = Variable(1.0 + replica_id())
         return owner.variable
@@ -487,7 +488,7 @@ def test_created_once_runs_on_the_first_replica_to_come(two):
     assert [float(c.numpy()) for c in owner.variable.values] == [2.0, 2.0]
 
 
-def test_variable_wrong_mode_raises_value_error(two):
+def test_variable_wrong_mode_or_shape_raises_value_error(two):
     with two.scope():
         with pytest.raises(ValueError, match="`NONE` variable synchronization mode"):
             Variable(1.0, synchronization=pc.VariableSynchronization.NONE)
@@ -563,7 +564,7 @@ def test_blas_threads_are_divided_among_the_replicas():
     assert blas_threads() == before
 
 
-def test_a_blas_that_comes_later_is_found(tmp_path):
+def test_threads_of_a_blas_that_is_loaded_later_are_divided(tmp_path):
     pytest.importorskip("scipy")
     pytest.importorskip("threadpoolctl")
     script = """

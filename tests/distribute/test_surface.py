@@ -68,7 +68,7 @@ def test_name_is_at_its_path(path):
     assert at(path) is not None
 
 
-@pytest.mark.parametrize("package", [r for r in NAMES if r and r[0].islower()])
+@pytest.mark.parametrize("package", [p for p in NAMES if p and p[0].islower()])
 def test_packages_are_modules_to_import_and_list_their_names(package):
     module = importlib.import_module(f"pycollective.{package}")
     assert at(package) is module
@@ -115,7 +115,7 @@ def test_class_that_is_not_available_names_a_replacement(cls):
         assert issubclass(cls, tf.distribute.Strategy)
 
 
-def test_the_worker_index_is_for_functions_of_a_coordinator():
+def test_worker_index_outside_of_a_coordinators_function_raises():
     with pytest.raises(RuntimeError, match="Cannot retrieve the worker index"):
         tf.distribute.coordinator.experimental_get_current_worker_index()
 
@@ -124,7 +124,7 @@ def test_import_cluster_loads_no_package_above_it(tmp_path):
     code = (
         "import sys, pycollective as tf; tf.cluster.ClusterSpec({}); tf.errors.OpError;"
         "packages = ('distribute', 'keras', 'tensor', 'train');"
-        "bad = [m for m in sys.modules for r in packages if m.startswith('pycollective.' + r)];"
+        "bad = [m for m in sys.modules for p in packages if m.startswith('pycollective.' + p)];"
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
@@ -250,7 +250,7 @@ def test_partitioner_without_shards_raises():
 
 # Errors -------------------------------------------------------------------------------------------
 
-PYTHONS = {
+PYTHON_CLASSES = {
     "InvalidArgumentError": ValueError,
     "DeadlineExceededError": TimeoutError,
     "NotFoundError": LookupError,
@@ -267,7 +267,7 @@ PYTHONS = {
 def test_errors_are_those_of_tensorflow_and_of_python(name):
     error = getattr(errors, name)
     assert issubclass(error, errors.OpError)
-    assert issubclass(error, PYTHONS.get(name, Exception))
+    assert issubclass(error, PYTHON_CLASSES.get(name, Exception))
     for raised in (error("a: message"), error(None, "an op", "a: message")):
         assert str(raised) == raised.message == "a: message"
         again = pickle.loads(pickle.dumps(raised))

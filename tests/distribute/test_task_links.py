@@ -36,14 +36,13 @@ from pycollective.errors import (
 from pycollective.launch import handshake
 from pycollective.launch.handshake import Channel, HandshakeError
 
-# Tokens -------------------------------------------------------------------------------------------
 
-
-def test_tokens_that_mean_nothing_raise():
+def test_decode_malformed_tokens_raises():
     def no_name(token):
         raise ValueError("no such value")
 
     for tokens in (None, [], [["list", 2]], [["list", 1 << 60]], [["tensor"]], [["dict"]], [[]], [7],
+                   [["dict", 1]], [["dict", 1], ["plain", "a"]], [["OrderedDict", 2]],
                    [["pickle"]], [["list", 1]] * 100, [["list", -1]], [["list", 1.0], ["plain", 1]],
                    [["float", "0x1p99999"]], [["plain", {"a": 1}]], [["plain", 1.5]],
                    [["plain", 1], ["plain", 2]]):  # fmt: skip
@@ -64,7 +63,7 @@ def test_decode_an_array_of_numbers_as_a_scalar_raises():
     ],
 )  # fmt: skip
 def test_a_wrong_header_of_arrays_ends_the_link_and_not_the_thread(specs):
-    """The peer gets the end of the connection, and the server's thread a `LinkLostError`."""
+    """The connection of the peer ends, and the server's thread gets a `LinkLostError`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
@@ -77,8 +76,8 @@ def test_a_wrong_header_of_arrays_ends_the_link_and_not_the_thread(specs):
         assert theirs.recv(1) == b""
 
 
-def reached(address):
-    """Return the family of the socket by which a task reaches another one that echoes."""
+def family_of_link_to(address):
+    """Return the family of the socket by which a task is connected to a task that echoes."""
 
     def enter(channel, hello):
         link = Link(channel, hello["task"])
@@ -100,17 +99,17 @@ def reached(address):
         sockets.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are those of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets exist on Linux only")
 def test_tasks_of_one_host_talk_through_a_unix_socket_or_tcp(monkeypatch):
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    assert reached(address) == socket.AF_UNIX
-    with socket.socket(socket.AF_UNIX) as other:  # it has the name, and is no task
+    assert family_of_link_to(address) == socket.AF_UNIX
+    with socket.socket(socket.AF_UNIX) as other:  # a socket of no task has the name
         other.bind(task_links._UNIX_NAME + address)
         other.listen()
         threading.Thread(target=lambda: other.accept()[0].close(), daemon=True).start()
-        assert reached(address) == socket.AF_INET
+        assert family_of_link_to(address) == socket.AF_INET
     monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
-    assert reached(address) == socket.AF_INET
+    assert family_of_link_to(address) == socket.AF_INET
 
 
 def test_messages_through_a_unix_socket_of_one_user_have_no_hmac(monkeypatch):
@@ -127,7 +126,7 @@ def test_messages_through_a_unix_socket_of_one_user_have_no_hmac(monkeypatch):
                 assert receiver.decoded(data[4:]) == {}
 
 
-def test_equal_messages_of_other_types_are_encoded_apart():
+def test_equal_values_of_different_types_are_encoded_differently():
     with socket.socket() as sock:
         channel = Channel(sock)
         values = [1, True, 1.0, None, "1", [1], [True], {"a": 1}, {"a": True}]
@@ -178,17 +177,17 @@ class Diverged(ArithmeticError):
 
 class MissingFile(FileNotFoundError):
     def __init__(self, path):
-        raise AssertionError("no constructor of the program is called")
+        raise AssertionError("the program's constructor was called")
 
 
-def test_ordered_dicts_travel_and_keep_their_order():
+def test_ordered_dicts_are_decoded_in_their_order():
     value = collections.OrderedDict(second=1, first=collections.OrderedDict())
     tokens, arrays = encode(value, lambda value: None)
     again = decode(json.loads(json.dumps(tokens)), arrays, None)
     assert again == value and type(again) is type(again["first"]) is collections.OrderedDict
 
 
-def test_named_tuples_of_a_module_travel_and_others_are_errors():
+def test_named_tuples_of_a_module_are_decoded_and_others_raise():
     value = [Pair(1, Pair([2.5], (None,)))]
     tokens, arrays = encode(value, lambda value: None)
     again = decode(json.loads(json.dumps(tokens)), arrays, None)
@@ -209,7 +208,7 @@ def test_named_tuples_of_a_module_travel_and_others_are_errors():
 
 def test_a_class_in_a_message_imports_nothing(monkeypatch):
     module = types.ModuleType("lazy")
-    module.__getattr__ = lambda name: pytest.fail("an attribute was made")
+    module.__getattr__ = lambda name: pytest.fail("the module's __getattr__ was called")
     monkeypatch.setitem(sys.modules, "lazy", module)
     for name in (["lazy", "Pair"], ["xml.dom.minidom", "Document"]):
         sys.modules.pop("xml.dom.minidom", None)
@@ -247,7 +246,7 @@ def test_error_with_an_argument_or_attribute_that_is_not_plain_is_a_runtime_erro
     assert str(sent(error)) == "Diverged: the loss is 1.5 in step 3 (on a worker)"
 
 
-def test_error_of_a_class_that_is_not_there_is_a_runtime_error():
+def test_error_of_an_unknown_class_or_with_malformed_arguments_is_a_runtime_error():
     class Local(Exception):
         pass
 
@@ -271,7 +270,7 @@ def test_error_of_a_class_that_is_not_there_is_a_runtime_error():
         assert type(error) is RuntimeError
 
 
-def test_encode_objects_raises():
+def test_encode_objects_or_too_many_values_raises():
     with pytest.raises(TypeError, match="a object cannot be sent"):
         encode([object()], lambda value: None)
     with pytest.raises(ValueError, match="join them to fewer arrays"):
@@ -367,7 +366,7 @@ def test_silent_task_that_answers_no_connection_is_lost(monkeypatch):
     assert not answers
 
 
-def test_link_that_waits_for_a_reply_can_be_asked_for_its_end():
+def test_ended_during_a_call_is_false_until_the_peer_closes():
     ends = socket.socketpair()
     link, other = (Link(Channel(end), "a task", lambda: True) for end in ends)
     thread = threading.Thread(target=link.call, args=({"request": "wait"},))
@@ -386,18 +385,18 @@ def test_link_that_waits_for_a_reply_can_be_asked_for_its_end():
         link.close()
 
 
-def test_threads_look_for_lost_servers_at_the_same_time():
+def test_several_threads_ask_for_lost_servers_at_the_same_time():
     ends = [socket.socketpair() for _ in range(2)]
     links = [Link(Channel(end), "a server") for end, _ in ends]
     servers, errors = Servers(lambda number, seconds: links[number], 2, uncached=True), []
 
-    def look():
+    def ask_for_lost():
         try:
             assert [servers.lost() for _ in range(3000)] == 3000 * [[]]
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=look) for _ in range(4)]
+    threads = [threading.Thread(target=ask_for_lost) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -33,14 +33,14 @@ def named(**items):
 
 
 def test_containers_keep_their_kind():
-    made = defaultdict(list, a=1, b=2)
+    with_default = defaultdict(list, a=1, b=2)
     for one, other in [
         ([1, 2], [3, 4]),
         ((1, 2), (3, 4)),
         (Pair(1, 2), Pair(3, 4)),
         ({"a": 1, "b": 2}, {"b": 4, "a": 3}),
         (OrderedDict(a=1, b=2), OrderedDict(a=3, b=4)),
-        (made, defaultdict(list, a=3, b=4)),
+        (with_default, defaultdict(list, a=3, b=4)),
         (named(a=1, b=2), named(a=3, b=4)),
         (MappingProxyType({"a": 1, "b": 2}), MappingProxyType({"a": 3, "b": 4})),
     ]:
@@ -49,7 +49,7 @@ def test_containers_keep_their_kind():
         first, second = grouped.values() if hasattr(one, "keys") else grouped
         assert (first.values, second.values) == ((1, 3), (2, 4))
         assert select_replica(1, grouped) == other
-    assert regroup([made, made]).default_factory is list
+    assert regroup([with_default, with_default]).default_factory is list
     assert regroup([named(a=1), named(a=2)]).name == "n"
     assert regroup([[], []]) == []
 

@@ -1,4 +1,4 @@
-"""Variables under a strategy: each row of the tables of mirrored and sync-on-read variables."""
+"""Mirrored and sync-on-read variables: each method, aggregation and context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_READ = tf.VariableSynchronization.ON_READ
 AGGREGATIONS = ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
 METHODS = ["assign", "assign_add", "assign_sub"]
 ARITHMETIC = ["scatter_add", "scatter_sub", "scatter_mul", "scatter_div"]
-OF_ONE = ["scatter_min", "scatter_max", "scatter_update"]
+NOT_AGGREGATED = ["scatter_min", "scatter_max", "scatter_update"]
 
 
 def variable(strategy, initial, aggregation="NONE", **kwargs):
@@ -131,8 +131,8 @@ def test_handle_is_one_component(two):
     ):
         v.handle  # noqa: B018
     handles = two.run(lambda: [v.handle])
-    for (own,), component in zip(two.experimental_local_results(handles), v.values, strict=True):
-        assert own is component
+    for (handle,), component in zip(two.experimental_local_results(handles), v.values, strict=True):
+        assert handle is component
     two.extended.update(v, lambda component: component.assign(v.handle is component))
     assert components(v) == [1.0, 1.0]
 
@@ -188,7 +188,7 @@ def test_assignment_in_replicas_is_aggregated(strategy, method, aggregation):
         assert components(v) == [after(method, x) for x in want]
 
 
-def test_a_list_is_a_tensor(two):
+def test_list_assigned_in_replicas_is_summed_like_a_tensor(two):
     v = variable(two, [0.0, 0.0], "SUM")
     two.run(lambda: v.assign([1.0, 2.0 * replica_id()]))
     assert components(v) == [[2.0, 2.0]] * 2
@@ -234,12 +234,12 @@ def test_the_mean_of_ints_is_refused(two):
 @pytest.mark.parametrize("method", METHODS)
 def test_assignment_in_an_update_changes_one_component(two, method, aggregation):
     v = variable(two, 8.0, aggregation)
-    own = two.experimental_distribute_values_from_function(
+    values = two.experimental_distribute_values_from_function(
         lambda c: tf.constant(1.0 + c.replica_id_in_sync_group)
     )
     for target in (lambda c: c, lambda c: v):
         v.assign(8.0)
-        two.extended.update(v, lambda c, x, t=target: getattr(t(c), method)(x), args=(own,))
+        two.extended.update(v, lambda c, x, t=target: getattr(t(c), method)(x), args=(values,))
         assert components(v) == [after(method, 1.0), after(method, 2.0)]
 
 
@@ -262,7 +262,7 @@ def test_update_from_the_replicas_changes_their_components(two):
         two.extended.update(tf.Variable(1.0), lambda c: c)
 
 
-def test_bad_values_change_nothing(two):
+def test_assignment_of_a_wrong_shape_raises_and_changes_nothing(two):
     v = variable(two, [1.0, 2.0], "SUM", name="pair")
     with pytest.raises(ValueError, match=r"assign_add: variable 'pair.*\(2,\).*\(3,\)"):
         two.run(lambda: v.assign_add(np.ones(3) * replica_id()))
@@ -317,7 +317,7 @@ def test_assignments_of_several_threads_leave_components_equal(two, how):
 
 
 def test_assignments_under_another_strategy_are_refused(two):
-    """Each replica of the other strategy would make them."""
+    """Each replica of the other strategy would repeat the assignment."""
     other = mirrored(3)
     for v in (variable(two, 1.0), variable(two, 1.0, "SUM", synchronization=ON_READ)):
         before = components(v)
@@ -331,13 +331,13 @@ def test_assignments_under_another_strategy_are_refused(two):
 # Rows -----------------------------------------------------------------------------------------
 
 OPERATIONS = {
-    "scatter_add": lambda own, x: own + x,
-    "scatter_sub": lambda own, x: own - x,
-    "scatter_mul": lambda own, x: own * x,
-    "scatter_div": lambda own, x: own / x,
-    "scatter_min": lambda own, x: min(own, x),
-    "scatter_max": lambda own, x: max(own, x),
-    "scatter_update": lambda own, x: x,
+    "scatter_add": lambda old, x: old + x,
+    "scatter_sub": lambda old, x: old - x,
+    "scatter_mul": lambda old, x: old * x,
+    "scatter_div": lambda old, x: old / x,
+    "scatter_min": lambda old, x: min(old, x),
+    "scatter_max": lambda old, x: max(old, x),
+    "scatter_update": lambda old, x: x,
 }
 
 
@@ -370,7 +370,7 @@ def test_scatter_in_replicas_is_aggregated(two, method, aggregation):
     assert components(v) == want.get(aggregation, [both, both])
 
 
-@pytest.mark.parametrize("method", OF_ONE)
+@pytest.mark.parametrize("method", NOT_AGGREGATED)
 def test_scatter_that_cannot_be_aggregated_raises(two, method):
     for aggregation in ("SUM", "MEAN"):
         v = variable(two, np.full((3, 1), 6.0), aggregation)
@@ -390,12 +390,12 @@ def test_scatter_that_cannot_be_aggregated_raises(two, method):
 
 @pytest.mark.parametrize("method", OPERATIONS)
 def test_scatter_in_an_update_changes_one_component(two, method):
-    own = two.experimental_distribute_values_from_function(
+    values = two.experimental_distribute_values_from_function(
         lambda c: 2.0 + 6.0 * c.replica_id_in_sync_group
     )
     for aggregation in AGGREGATIONS:
         v = variable(two, np.full((3, 1), 6.0), aggregation)
-        two.extended.update(v, lambda c, x: getattr(c, method)(slices([[x]], [1])), args=(own,))
+        two.extended.update(v, lambda c, x: getattr(c, method)(slices([[x]], [1])), args=(values,))
         assert components(v) == [[[6.0], [OPERATIONS[method](6.0, x)], [6.0]] for x in (2.0, 8.0)]
 
 
@@ -427,6 +427,8 @@ def test_sync_on_read_in_replicas_is_local(two, method, aggregation):
     want = [after(method, 1.0), after(method, 2.0)]
     for place in range(3):
         assert list(read[place].values) == want
+    assert list(read[3].values) == [int(x) for x in want]
+    assert read[4] is True  # the same object in both replicas
     assert read[5].values == tuple(f"{x:.0f}" for x in want)
     assert components(v) == want
     two.extended.update(v, lambda c: v.assign(float(v) + 1.0))
@@ -472,7 +474,7 @@ def test_sync_on_read_without_aggregation_cannot_be_read(two):
     assert (v.shape, v.dtype) == ((), tf.float32)
 
 
-def test_ints_are_shared_out_without_loss():
+def test_sync_on_read_sum_of_ints_is_the_assigned_value():
     three = mirrored(3)
     v = variable(three, 0, "SUM", synchronization=ON_READ)
     for total in (5, -5, 0, 9):
@@ -527,7 +529,7 @@ def test_rows_of_sync_on_read_variables_are_refused(two, method):
 
 
 def state(strategy):
-    """A counter of each kind, in a strategy or in none."""
+    """Return a variable of each kind, in the scope of a strategy if there is one."""
     if strategy is None:
         return {"w": tf.Variable([0.0, 0.0]), "sum": tf.Variable(0), "mean": tf.Variable(0.0),
                 "first": tf.Variable(0.0)}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Workers on hosts of their own: network namespaces, and a network that is slow and loses packets."""
+"""Workers on hosts that are network namespaces; the network is slow and loses packets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start(tmp_path, hosts, body, count=3, secret=SECRET, **more):
 
 
 def test_slow_network_that_loses_packets_gives_the_same_bits(tmp_path, hosts):
-    """The workers join with a secret alone, and get the bits of a network without losses."""
+    """The workers have a secret and no TLS, and get the bits of a network without losses."""
     body = """
 import hashlib
 strategy = strategy_of()
@@ -91,12 +91,14 @@ say(clean=trained())
     hosts.behave()
     lost, passed = hosts.lost - lost, hosts.passed - passed
     for process in processes:
-        with contextlib.suppress(BrokenPipeError):  # ended() says what became of it
+        with contextlib.suppress(BrokenPipeError):  # ended() reports the dead worker
             process.stdin.write("\n")
             process.stdin.flush()
     for later in ended(processes).said:
-        assert {"SAID " + json.dumps({"lossy": later["clean"]}) + "\n"} == {own[1] for own in lines}
-    assert [own[0] for own in lines] == ['SAID {"hosts": [0, 1, 2], "n": 3}\n'] * 3
+        assert {"SAID " + json.dumps({"lossy": later["clean"]}) + "\n"} == {
+            pair[1] for pair in lines
+        }
+    assert [pair[0] for pair in lines] == ['SAID {"hosts": [0, 1, 2], "n": 3}\n'] * 3
     assert lost > 0.02 * passed > 1, (lost, passed)
 
 

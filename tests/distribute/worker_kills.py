@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python tests/distribute/worker_kills.py KILLS [SEED] [--tcp]
 
-The chief schedules functions that add 1 to a variable, at least 200 of them, and one for each kill.
+The chief schedules functions that add 1 to a variable: at least 200, and at least as many as kills.
 Every function must end. The sum must be at least the number of functions, and larger by at most the
 number of kills. A function that was killed between its update and its result runs again.
 """
@@ -46,7 +46,7 @@ iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
 done = 0
 while True:
     for _ in range(20):
-        coordinator.schedule(step, args=(iterator,))  # a worker does not return from the first call
+        coordinator.schedule(step, args=(iterator,))  # does not return on a worker
     coordinator.join(timeout=100)
     done += 20
     with open("done.new", "w") as file:
@@ -57,7 +57,7 @@ while True:
 open("result", "w").write(f"{done} {int(count)} {float(table.numpy().sum()) / 128}")
 """
 WORKERS = 3
-BETWEEN = 10
+KILLS_BETWEEN_WAITS = 10
 """The kills between two waits for results."""
 
 
@@ -118,7 +118,8 @@ def kill_workers(folder, kills, seed=1, limit=3600.0):
             os.kill(workers[index], signal.SIGKILL)
             os.waitpid(workers[index], 0)
             workers[index] = worker(index)
-            if number % BETWEEN == 0:  # a busy machine would start no worker before its next kill
+            # Without the wait, a busy machine would start no worker before its next kill.
+            if number % KILLS_BETWEEN_WAITS == 0:
                 wait_for_functions()
         (Path(folder) / "stop").touch()
         assert tasks[1].wait(timeout=120) == 0, errors_of_chief()

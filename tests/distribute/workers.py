@@ -46,7 +46,7 @@ class Ended:
 
 
 def start(tmp_path, tasks, body, replicas=1, cluster=None, hosts=False, **more):
-    """Start a process for each of tasks (type, index), described by TF_CONFIG.
+    """Start a process for each task (type, index), which TF_CONFIG describes.
 
     With ``hosts`` each worker has its own host, so that they communicate over TCP.
     """

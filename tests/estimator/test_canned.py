@@ -189,7 +189,7 @@ def test_weight_column_weighs_examples_and_sum_adds_them(tmp_path):
         estimator.train(lambda: dataset(LINE), steps=1)
 
 
-def test_numeric_column_casts_normalizes_and_checks(tmp_path):
+def test_numeric_column_casts_normalizes_and_flattens():
     column = tf.feature_column.numeric_column("a", 2, normalizer_fn=lambda x: (x - 1.0) / 2.0)
     values = column.values_of({"a": np.array([[1, 3], [5, 7]])})
     assert values.numpy().tolist() == [[0, 1], [2, 3]] and values.dtype == np.float32

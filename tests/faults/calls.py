@@ -1,7 +1,7 @@
 """The collective calls of a trial: how a rank makes each of them, and the exact result.
 
 All inputs are small integers, so that every dtype holds every result exactly. They depend on the
-step's salt: data of an earlier call is never right for a later one.
+step's salt, so that data of an earlier call is seldom right for a later one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Step:
     """``"ordinary"``, ``"shared"`` (`Communicator.empty`) or ``"strided"``."""
     in_place: bool = False
     later: int = 0
-    """0: a blocking call. n: an asynchronous call, waited for after n - 1 more steps."""
+    """0: a blocking call. n: an asynchronous call, waited for n steps later or before a split."""
     pauses: tuple[float, ...] = ()
     """Seconds that each rank sleeps before the call."""
     salt: int = 0
@@ -90,9 +90,6 @@ def combined(step: Step, contributions: list[np.ndarray]) -> np.ndarray:
 def parts(step: Step, place: Place, count: int) -> list[np.ndarray]:
     """Return each rank's contribution, with ``count`` elements."""
     return [numbers(step, r, count, place.size) for r in range(place.size)]
-
-
-Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ def _of_root(step: Step, place: Place) -> np.ndarray:
     return numbers(step, _root(step, place), step.rows, place.size)
 
 
-def _one_after_the_other(step: Step, place: Place) -> np.ndarray:
+def _concatenated(step: Step, place: Place) -> np.ndarray:
     return np.concatenate(parts(step, place, step.rows))
 
 
@@ -222,15 +219,15 @@ class _Both:
 
 def _exchange(comm: Any, x: np.ndarray, out: Any, step: Step, how: dict[str, Any]) -> Any:
     """Send to the next rank, and receive from the previous one."""
-    following, before, tag = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, step.salt
+    following, previous, tag = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, step.salt
     how.pop("algorithm", None)
     sent = comm.send(x, following, tag, **how)
     kind = {"out": out} if out is not None else {"shape": x.shape, "dtype": x.dtype}
-    received = comm.recv(source=before, tag=tag, **kind, **how)
+    received = comm.recv(source=previous, tag=tag, **kind, **how)
     return _Both(sent, received) if how.get("async_op") else received
 
 
-def _from_before(step: Step, place: Place) -> np.ndarray:
+def _from_previous(step: Step, place: Place) -> np.ndarray:
     return numbers(step, (place.rank - 1) % place.size, step.rows, place.size)
 
 
@@ -261,7 +258,7 @@ CALLS: dict[str, Call] = {
         rooted=True, collective="broadcast", shared=True, in_place=True,
     ),
     "all_gather": Call(
-        _own, lambda c, x, out, s, how: c.all_gather(x, **how), _one_after_the_other,
+        _own, lambda c, x, out, s, how: c.all_gather(x, **how), _concatenated,
         collective="all_gather", shared=True,
     ),
     "all_gather ragged": Call(
@@ -270,7 +267,7 @@ CALLS: dict[str, Call] = {
     ),
     "gather": Call(
         _own, lambda c, x, out, s, how: c.gather(x, s.root % c.size, **how),
-        _at_root(_one_after_the_other), rooted=True, collective="gather", shared=True,
+        _at_root(_concatenated), rooted=True, collective="gather", shared=True,
     ),
     "scatter": Call(
         _own_for_all, lambda c, x, out, s, how: c.scatter(x, s.root % c.size, out=out, **how),
@@ -285,6 +282,6 @@ CALLS: dict[str, Call] = {
         lambda c, x, out, s, how: c.all_to_all(x, _counts(c.rank, c.size, s.rows), **how),
         _from_each_counted, collective="all_to_all", ragged=True,
     ),
-    "exchange": Call(_own, _exchange, _from_before, shared=True, pair=True),
+    "exchange": Call(_own, _exchange, _from_previous, shared=True, pair=True),
     "barrier": Call(lambda step, place: np.empty(0), _barrier, lambda step, place: None),
 }  # fmt: skip

@@ -66,11 +66,11 @@ class Fault:
     stopped: tuple[float, float] = (0.02, 0.1)
     """The range of `Trial.seconds`, as a share of the timeout."""
     large: bool = False
-    """Most calls are all-reduces of large arrays, so that the fault hits them."""
+    """Most calls are all-reduces, and most arrays large, so that the fault hits a running call."""
     shared: bool = False
     """Most calls have arrays of `Communicator.empty`."""
     repeats: bool = False
-    """The call of the moment is often repeated, so that the fault hits a call."""
+    """The call of `Trial.moment` is often repeated, so that the fault hits a running call."""
     needs_blocking: bool = False
     in_main_thread: bool = False
     """Among threads the victim is rank 0, which is the main thread."""
@@ -273,7 +273,7 @@ def mismatched(step: Step, variant: str) -> Step:
     return replace(step, root=step.root + 1)
 
 
-_GONE = ("PeerLostError",)
+_LOST = ("PeerLostError",)
 _ANY = ("CollectiveError", "KeyboardInterrupt", "MemoryError", "OSError")
 
 FAULTS: dict[str, Fault] = {
@@ -281,12 +281,12 @@ FAULTS: dict[str, Fault] = {
     "delay": Fault(_sleep),
     "come late": Fault(_sleep, in_rendezvous=True, setups=PROCESSES),
     "kill": Fault(
-        _kill, _GONE, dies=True, waits=True, repeats=True, setups=PROCESSES,
+        _kill, _LOST, dies=True, waits=True, repeats=True, setups=PROCESSES,
         variants=("SIGKILL", "SIGKILL", "SIGTERM", "exit 0", "exit 3"),
     ),
     # The end of a process aborts the calls that are under way.
-    "leave": Fault(_leave, (*_GONE, "AbortedError"), variants=("return", "sys.exit", "raise")),
-    "close": Fault(_drop, (*_GONE, "AbortedError"), variants=("close", "close", "drop")),
+    "leave": Fault(_leave, (*_LOST, "AbortedError"), variants=("return", "sys.exit", "raise")),
+    "close": Fault(_drop, (*_LOST, "AbortedError"), variants=("close", "close", "drop")),
     "kill the launcher": Fault(
         _kill_launcher, all_die=True, setups=("run-shm", "run-tcp"), variants=("SIGKILL",)
     ),
@@ -307,7 +307,7 @@ FAULTS: dict[str, Fault] = {
         in_main_thread=True, variants=("abort", "leave", "close"),
     ),
     "descriptor": Fault(
-        _descriptor, _GONE, certain=False, own=_ANY, waits=True, soft=True, link=True,
+        _descriptor, _LOST, certain=False, own=_ANY, waits=True, soft=True, link=True,
         setups=PROCESSES, variants=("close", "shutdown"),
     ),
     "no descriptors": Fault(

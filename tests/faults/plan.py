@@ -36,13 +36,13 @@ class Trial:
     victim: int
     """The rank that the fault hits."""
     moment: int
-    """The step at whose beginning the victim's time starts to count."""
+    """The index of the step at which the fault happens, or at which its delay begins."""
     delay: float
-    """Seconds from that step until the fault, if the fault has a time."""
+    """Seconds from step `moment` until the fault, if the fault has a delay."""
     variant: str
     """Variant of the fault."""
     seconds: float
-    """Seconds for which the victim is stopped, or a forked child lives."""
+    """Seconds for which the victim sleeps or is stopped, or a forked child lives."""
     colors: tuple[int, ...]
     """Each rank's part after the split."""
     steps: tuple[Step, ...]
@@ -68,7 +68,7 @@ class Trial:
     def bound(self) -> float:
         """Seconds within which every process must have ended.
 
-        On a machine with many other processes the interpreters take most of them to start.
+        On a machine with many other processes, the interpreters need most of this time to start.
         """
         if self.planted == "hang":
             return 3.0
@@ -122,7 +122,8 @@ def _steps(random_: random.Random, ranks: int, kind: Fault) -> list[Step]:
     salts = random_.sample(range(1000), count + in_parts)
     groups = ["world"] * count + ["part"] * in_parts
     return [
-        _step(random_, ranks, group, 100 * salt, kind)
+        # More than the repetitions of a step apart, and odd: "prod" takes the salt modulo 2.
+        _step(random_, ranks, group, 101 * salt, kind)
         for group, salt in zip(groups, salts, strict=True)
     ]
 

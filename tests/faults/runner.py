@@ -63,7 +63,7 @@ def adopt_orphans() -> None:
 
 
 def run(trial: Trial, folder: Path) -> Result:
-    """Run a trial in an empty folder; raises `BecomeError` in the processes that it starts."""
+    """Run a trial in an empty folder; raise `BecomeError` in the processes that it starts."""
     began = time.monotonic()
     for name in ("tmp", "home"):
         (folder / name).mkdir()
@@ -208,7 +208,7 @@ class _Watch:
                 os.kill(pid, signal.SIGCONT)
 
     def _all_have_errors(self) -> bool:
-        """Return True if each rank has the error that the fault is to give it."""
+        """Return True if each other rank has an error, or the fault need not give it one."""
         fault = FAULTS[self._trial.fault]
         if not (fault.others and fault.certain):
             return True

@@ -187,7 +187,7 @@ def run_trials(
     return [results[seed] for seed in seeds]
 
 
-def again(result: dict[str, Any]) -> str:
+def repeat_command(result: dict[str, Any]) -> str:
     """Return the command that repeats a trial."""
     seed, setup, fault, planted = result["given"]
     words = [f"python tests/faults/trials.py --seed {seed} --count 1"]
@@ -238,7 +238,7 @@ class _Progress:
             self._bar.set_postfix(failed=self._failed)
             self._bar.update()
         if result["problems"]:
-            self._say(f"FAILED {result['setup']}, {result['fault']}: {again(result)}")
+            self._say(f"FAILED {result['setup']}, {result['fault']}: {repeat_command(result)}")
             for problem in result["problems"]:
                 self._say(f"    {problem}")
             if self._verbose:
@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1),
                         help="trials at the same time (twice the number of cores)")  # fmt: skip
     parser.add_argument(
-        "--verbose", action="store_true", help="say what each rank of a failure said"
+        "--verbose", action="store_true", help="print each trial, and the reports of a failed one"
     )
     parser.add_argument("--plant", default="", help="a fault of the worker itself, for tests")
     options = parser.parse_args(arguments)

@@ -111,11 +111,11 @@ def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]], must_hear: 
         ]
         has_ended = _has(said, "done") or _has(said, "left")
         if not (has_ended or fault.dies or fault.may_die):
-            found.append(f"crash: the victim, rank {rank}, ended without a word")
+            found.append(f"crash: the victim, rank {rank}, ended without a last report")
         return found
     found = []
     if not _has(said, "done"):
-        found.append(f"crash: rank {rank} ended without a word")
+        found.append(f"crash: rank {rank} ended without a last report")
     elif not _ends(trial, said):
         found.append(f"crash: rank {rank} ended after its calls without saying so")
     if must_hear and not errors:

@@ -59,7 +59,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def signal_after(seconds: float, number: int) -> None:
-    """Let the kernel send this process a signal, also during a call that keeps the GIL."""
+    """Let the kernel send this process a signal, even during a call that keeps the GIL."""
     timer = ctypes.c_void_p()
     event = _Sigevent(signo=number, notify=0)
     if _libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
@@ -282,7 +282,7 @@ class Rank:
         until = time.monotonic() + self.trial.delay + 1.0
         while not self.struck and time.monotonic() < until:
             time.sleep(0.002)
-            if self.fault.strike.__name__ == "_stop":  # a stopped process cannot see that itself
+            if self.fault.strike.__name__ == "_stop":  # a process cannot see that it was stopped
                 time.sleep(self.trial.delay + 0.005)
                 return
 
@@ -413,7 +413,7 @@ class Rank:
             _bytes(array)[...] = _SENTINEL
 
     def finish(self) -> None:
-        """Wait until all ranks are done, then check for leaks."""
+        """Wait until all ranks are done, then check for late writes and close the groups."""
         if self.rank == 0:
             _plant(self.trial.planted)
         if self.trial.closes_at_once:
@@ -434,7 +434,7 @@ class Rank:
                     self.say(wrong="a forked child ended with an error")
         self.children.clear()
 
-    def last_word(self, before: Mapping[str, int] | None = None) -> None:
+    def report_leaks(self, before: Mapping[str, int] | None = None) -> None:
         """Report the resources of the process that have grown."""
         closed = self.trial.closes or self.trial.closes_at_once
         more = grown(before or self._before) if closed else {}
@@ -521,7 +521,7 @@ def run_process(trial: Trial, rank: int, folder: Path) -> int:
         worker.finish()
         if trial.closes or trial.closes_at_once:
             worker.forget()
-        worker.last_word()
+        worker.report_leaks()
         return 0
     return _end_early(worker)
 
@@ -559,7 +559,7 @@ def run_threads(trial: Trial, folder: Path) -> int:
         thread.join()
     for worker in workers:
         worker.forget()
-    workers[0].last_word(before)
+    workers[0].report_leaks(before)
     return 0
 
 

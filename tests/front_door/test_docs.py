@@ -39,7 +39,7 @@ BLOCK = re.compile(
 )
 
 
-#: Comments that this file reads, and others.
+#: Any comment of a page, and the forms that a comment may have.
 COMMENT = re.compile(r"<!-- ?(.*?) ?-->", re.DOTALL)
 KNOWN_COMMENT = re.compile(
     r"not run: it needs( \S+){2,}|needs: \w+|slow:( \S+){3,}"
@@ -233,7 +233,7 @@ def test_faults_of_markers_are_found(marker, faults):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_page_blocks_that_do_not_run_can_be_parsed(page):
+def test_page_blocks_can_be_parsed(page):
     for block in blocks_of(page):
         where = f"{name_of(page)}:{block.line}"
         if block.kind == "python":
@@ -346,5 +346,5 @@ def test_readme_has_at_most_120_lines_and_the_numbers_of_the_newest_results():
     assert len(text.splitlines()) <= 120
     script = TOP / "benchmarks" / "readme_numbers.py"
     code = "import pathlib, readme_numbers as r; print(r.replaced(r.README.read_text('utf-8')), end='')"
-    made = run([sys.executable, "-c", code], script.parent)
-    assert made == text, "run python benchmarks/readme_numbers.py"
+    rewritten = run([sys.executable, "-c", code], script.parent)
+    assert rewritten == text, "run python benchmarks/readme_numbers.py"

@@ -1,4 +1,4 @@
-"""Imports of the package's modules, read from their source: circles, and escapes from circles."""
+"""Imports of the package's modules, read from their source: cycles, and imports in functions."""
 
 import ast
 import pathlib
@@ -57,7 +57,7 @@ for _name, _path in MODULES.items():
         _found |= set(imported(_name, _node)) & set(MODULES) - {_name}
 
 
-def circles(edges):
+def cycles(edges):
     """Return the sets of modules that import each other, by Tarjan's algorithm."""
     number, low, stack, found = {}, {}, [], []
 
@@ -70,9 +70,9 @@ def circles(edges):
             if other in stack:
                 low[module] = min(low[module], low[other])
         if low[module] == number[module]:
-            place = stack.index(module)
-            found.append(set(stack[place:]))
-            del stack[place:]
+            begin = stack.index(module)
+            found.append(set(stack[begin:]))
+            del stack[begin:]
 
     for module in list(edges):
         if module not in number:
@@ -84,14 +84,14 @@ def is_among(name, packages):
     return any(f"{name}.".startswith(f"pycollective.{package}.") for package in packages)
 
 
-def test_circles_three_modules_at_most():
-    assert not [sorted(circle) for circle in circles(TOP) if len(circle) > 3]
+def test_import_cycles_have_at_most_three_modules():
+    assert not [sorted(cycle) for cycle in cycles(TOP) if len(cycle) > 3]
 
 
 @pytest.mark.parametrize("names", [("a", "b", "c"), ("a",)])
-def test_circles_of_a_graph_are_found(names):
+def test_cycles_of_a_graph_are_found(names):
     ring = {name: {other} for name, other in zip(names, (*names[1:], names[0]), strict=True)}
-    assert circles(ring | {"above": {names[0], "below"}}).count(set(names)) == 1
+    assert cycles(ring | {"above": {names[0], "below"}}).count(set(names)) == 1
 
 
 def test_functions_import_no_module_of_the_package():

@@ -73,8 +73,8 @@ WITHOUT = {*"Create Get_coords Get_cart_rank Shift Test Wait Start wait synchron
 
 def test_functions_of_the_migration_tables_have_a_suggestion():
     calls = {name for left, _ in rows() for name in re.findall(r"(?:`|\.)([A-Za-z_]+)\(", left)}
-    mine = {name for name in calls if hasattr(pc.Communicator, name) or hasattr(pc, name)}
-    assert {name for name in calls - mine if other_names.ours(name) is None} == WITHOUT
+    known = {name for name in calls if hasattr(pc.Communicator, name) or hasattr(pc, name)}
+    assert {name for name in calls - known if other_names.ours(name) is None} == WITHOUT
 
 
 def test_scripts_name_tests_that_exist():

@@ -101,7 +101,7 @@ def paragraphs(text):
 
 
 def words_of(sentence):
-    """Count the words and numbers. Signs are none, and a list of pieces of code is one."""
+    """Count the words and numbers. Signs do not count, and a list of pieces of code is one word."""
     return sum(bool(re.search(r"\w", word)) for word in CODES.sub("X", sentence).split())
 
 

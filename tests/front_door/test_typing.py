@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 
 
 @pytest.mark.slow
-def test_mypy_finds_in_a_users_program_what_it_should():
+def test_mypy_finds_the_marked_errors_of_a_users_program():
     pytest.importorskip("mypy")
     command = [sys.executable, "-m", "mypy", "--strict", str(PROGRAM)]
     done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=300)
@@ -25,7 +25,7 @@ def test_mypy_finds_in_a_users_program_what_it_should():
 
 
 @pytest.mark.slow
-def test_pyright_finds_in_a_users_program_what_it_should(tmp_path):
+def test_pyright_finds_the_marked_errors_of_a_users_program(tmp_path):
     pytest.importorskip("basedpyright", reason="pyright as a package of PyPI is not installed")
     settings = {
         "include": [str(PROGRAM)],

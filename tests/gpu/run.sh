@@ -7,9 +7,9 @@
 #   benchmarks  benchmarks/gpu_*.py, or those that BENCHMARKS names ("gpu_kernels gpu_nccl")
 #   sanitizer   compute-sanitizer's memcheck over tests of the kernels
 #
-# Each stage takes less than 10 minutes. Writes gpu.json and gpu.log into $OUT, or into build/gpu; gpu.json after each step, into
-# the gpu.json of other stages of the same commit and GPU there. PYTHON names the interpreter whose packages are used, COMMIT the
-# commit where there is no .git.
+# Each stage but the build takes less than 10 minutes. The script writes gpu.json and gpu.log into $OUT, or into build/gpu.
+# Each step adds its result to a gpu.json of the same commit and GPU, and replaces any other gpu.json.
+# PYTHON names the interpreter whose packages are used, COMMIT the commit where there is no .git.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
@@ -26,7 +26,7 @@ for stage in $stages; do
 done
 if asked build; then : >"$log"; fi
 
-# Seconds, unless a variable changes them. What runs longer is ended, and has failed.
+# Limits in seconds, which variables may change. A step that runs longer is ended and has failed.
 smoke_seconds=170 tests_seconds=${TESTS_SECONDS:-540} test_seconds=120 sanitizer_seconds=${SANITIZER_SECONDS:-270}
 declare -A seconds=([gpu_kernels]=120 [gpu_nccl]=150 [gpu_training]=${TRAINING_SECONDS:-280})
 export XLA_PYTHON_CLIENT_PREALLOCATE=false # JAX would take most of the memory
@@ -39,7 +39,7 @@ gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,nohe
 top=$PWD
 commit=${COMMIT:-$(git rev-parse HEAD 2>/dev/null || true)}
 
-# report tests|benchmark|sanitizer NAME STATUS [TEXT]: puts what a step gave into gpu.json.
+# report tests|benchmark|sanitizer NAME STATUS [TEXT]: adds the result of a step to gpu.json.
 report() {
   "$python" - "$out" "$gpus" "$commit" "$@" <<'PY'
 import datetime, importlib.metadata, json, os, pathlib, platform, sys
@@ -91,12 +91,12 @@ if asked build; then
   CMAKE_ARGS="-DPYCOLLECTIVE_CUDA_ARCHITECTURES=$generation" "$python" -m pip install -v --no-build-isolation --no-deps "${WHEEL:-.}" >>"$log" 2>&1 ||
     { tail -n 40 "$log" >&2; fail "the build failed"; }
 fi
-# From elsewhere, so that the package is the one that was installed.
+# Started outside the repository, Python imports the installed package.
 (cd "$out" && "$python" -c 'import pycollective._core as c; assert c.cuda.built(), "the package was built without CUDA"; print("core", c.__version__, c.__file__)') 2>&1 |
   tee -a "$log" || fail "build the package with nvcc first: tests/gpu/run.sh build"
 
-# tested SECONDS OPTIONS: runs tests marked gpu, one at a time or JOBS at a time. Interrupted tests still write what they found.
-tested() {
+# run_tests SECONDS OPTIONS: runs tests marked gpu, one at a time or JOBS at a time. Interrupted runs still write their results.
+run_tests() {
   local limit=$1 workers=()
   shift
   if [ -n "${JOBS:-}" ] && "$python" -c 'import xdist' 2>>"$log"; then workers=(-n "$JOBS" --dist worksteal); fi
@@ -109,13 +109,13 @@ tests=0
 if asked smoke; then
   say "smoke"
   steps=test_steps_on_gpu.py nccl=test_nccl_on_gpu.py
-  tested "$smoke_seconds" "$top/tests/gpu/$steps::test_no_step_waits_for_the_device" "$top/tests/gpu/$nccl::test_collectives_of_one_rank_use_nccl" \
+  run_tests "$smoke_seconds" "$top/tests/gpu/$steps::test_no_step_waits_for_the_device" "$top/tests/gpu/$nccl::test_collectives_of_one_rank_use_nccl" \
     "$top/tests/gpu/$nccl::test_registered_memory_of_nccl_works" "$top/tests/gpu/test_on_device.py" "$top/tests/gpu/test_kernels.py" -k "not (combine_gives or converts) or float32-sum" || tests=$?
   report tests tests "$tests"
 fi
 if asked tests; then
   say "tests marked gpu"
-  tested "$tests_seconds" "$top/tests/gpu" || tests=$?
+  run_tests "$tests_seconds" "$top/tests/gpu" || tests=$?
   report tests tests "$tests"
 fi
 
@@ -136,7 +136,7 @@ if asked benchmarks; then
 fi
 
 if asked sanitizer; then
-  # Memcheck alone, since no kernel uses shared memory. A few of each kind: compute-sanitizer makes them hundreds of times slower.
+  # Memcheck alone, since no kernel uses shared memory; few tests, since compute-sanitizer makes them hundreds of times slower.
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1 || true)
   if [ -z "$sanitizer" ]; then
     say "no compute-sanitizer here"
@@ -148,13 +148,13 @@ if asked sanitizer; then
       tee -a "$log" "$said" || status=$?
     text="nothing found"
     if [ "$status" -ne 9 ] && refusal=$(grep -iEm 1 '^=+ +Error: .*(not supported|unsupported|permission)' "$said"); then
-      text="refused: $refusal" status=0 # by the device, or whoever lends it: nothing was looked at
+      text="refused: $refusal" status=0 # the device, or its owner, forbids the tool: no kernel was checked
     elif [ "$status" -eq 124 ]; then
       text="not done in $sanitizer_seconds s"
     elif [ "$status" -ne 0 ]; then
       text="exit status $status"
     elif ! { grep -qE 'SUMMARY: 0 errors' "$said" && grep -qE '[0-9]+ passed' "$said"; }; then
-      text="no kernel was looked at: no summary of it, or no test that passed" status=1
+      text="no kernel was checked: the output has no summary, or no test that passed" status=1
     fi
     rm -f "$said"
     say "$name: $text"

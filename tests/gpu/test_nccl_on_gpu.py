@@ -71,8 +71,8 @@ def every_collective(cupy, c):
             assert (got is None) == (r != root)
             if got is not None:
                 same(get(got), want)
-    mine = cupy.full((r + 1, 3), r, np.int16)
-    same(get(c.all_gather(mine, ragged=True))[:, 0], np.repeat(np.arange(n), np.arange(1, n + 1)))
+    rows = cupy.full((r + 1, 3), r, np.int16)
+    same(get(c.all_gather(rows, ragged=True))[:, 0], np.repeat(np.arange(n), np.arange(1, n + 1)))
     many = c.all_reduce_many([x, cupy.ones(5, np.float64), x[0]])
     for got, want in zip(many, (total, np.full(5, n), total[0]), strict=True):
         same(get(got), want)
@@ -200,7 +200,7 @@ def test_timeline_has_the_times_of_the_gpu(cupy, library, tmp_path):
 
 
 SHARES = """
-import cupy, numpy as np, pycollective as pc
+import cupy, pycollective as pc
 comm = pc.init(timeout=100)
 with cupy.cuda.Device(0):
     total = cupy.asnumpy(comm.all_reduce(cupy.full(1000, comm.rank + 1.0)))

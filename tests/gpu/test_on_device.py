@@ -43,7 +43,7 @@ def on_gpus(request, cupy, on_ranks):
 
 
 def test_timeline_has_the_times_of_the_device(cupy, on_gpus, tmp_path):
-    """A call begins when its stream comes to it: after the computations before it."""
+    """A call begins when its stream reaches it, after the earlier computations."""
     file = tmp_path / "timeline.json"
 
     def work(c):
@@ -95,7 +95,7 @@ def test_all_reduce_by_every_algorithm_is_right(cupy, on_gpus, ranks, count):
 
 
 def test_all_reduce_of_bfloat16_is_right(cupy, on_gpus):
-    """CuPy does not compute with bfloat16, so that the core's kernels must."""
+    """CuPy does not compute with bfloat16, so the core's kernels must."""
     x = (np.arange(3001) % 5).astype(ml_dtypes.bfloat16)
 
     def work(c):

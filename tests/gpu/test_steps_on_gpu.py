@@ -31,15 +31,15 @@ def test_updates_of_optimizers_equal_those_of_the_host(cupy, dtype, shapes):
         kernels.drawn(shapes, dtype),
         *([np.zeros(s, dtype) for s in shapes] for _ in "mv"),
     )
-    own = kernels.moved(cupy, params, ms, vs)
+    on_gpu = kernels.moved(cupy, params, ms, vs)
     for _ in range(3):
         grads = kernels.drawn(shapes, dtype)
         (there,) = kernels.moved(cupy, grads)
         adam_update(params, grads, ms, vs, 0.01, 0.9, 0.999, 1e-7)
-        adam_update(own[0], there, own[1], own[2], 0.01, 0.9, 0.999, 1e-7)
+        adam_update(on_gpu[0], there, on_gpu[1], on_gpu[2], 0.01, 0.9, 0.999, 1e-7)
         sgd_update(params, grads, 0.1, ms, 0.9, True)
-        sgd_update(own[0], there, 0.1, own[1], 0.9, True)
-    for found, expected in zip(own, (params, ms, vs), strict=True):
+        sgd_update(on_gpu[0], there, 0.1, on_gpu[1], 0.9, True)
+    for found, expected in zip(on_gpu, (params, ms, vs), strict=True):
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(cupy.asnumpy(ours), theirs, **close)
 
@@ -192,7 +192,7 @@ def test_memory_is_reused_between_steps(cupy):
 @pytest.mark.parametrize("build", [captured.sequential, captured.functional])
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_replayed_steps_equal_those_of_the_host(cupy, caplog, build, policy):
-    """The work of a model becomes CUDA graphs, which nothing refuses."""
+    """The work of a model becomes CUDA graphs, and no graph is refused."""
     caplog.set_level("INFO", "pycollective")
     training = captured.on_device(build, policy)
     close = 1e-4 if policy == "float32" else 2e-2

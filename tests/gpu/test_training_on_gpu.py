@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_fit_on_devices import STRATEGIES, convolutional, fitted
-from test_layers_on_devices import gradients, twins
+from test_layers_on_devices import gradients, layer_pairs
 from test_nn_conv import CASES, arrays, assert_close
 from test_nn_cudnn import results
 from test_zero_rows import exported
@@ -61,7 +61,7 @@ def test_cudnn_has_engines_for_the_tutorial(cupy):
 
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
 def test_layers_equal_those_of_the_host(cupy, cls):
-    for here, x, there, moved in twins(cupy, cls):
+    for here, x, there, moved in layer_pairs(cupy, cls):
         found = gradients(there, moved)
         for ours, theirs in zip(found, gradients(here, x), strict=True):
             assert (ours is None) == (theirs is None)

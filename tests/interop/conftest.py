@@ -6,5 +6,5 @@ import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Each program runs once, so that optimizing it would take longer than running it.
+# Each program runs once: optimizing it would take longer than running it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

@@ -124,7 +124,7 @@ def both_ways(build, inputs, path, weights=False):
         same(other(inputs, training=False), expected)
 
 
-def made(keras, name, arguments):
+def make_layer(keras, name, arguments):
     given = dict(arguments)
     if isinstance(given.get("kernel_regularizer"), dict):
         given["kernel_regularizer"] = keras.regularizers.L2(**given["kernel_regularizer"])
@@ -139,7 +139,7 @@ def ids(table):
 def test_file_of_every_layer_goes_both_ways(name, arguments, inputs, tmp_path):
     def build(keras):
         first = keras.Input(inputs.shape[1:], dtype=str(inputs.dtype), name="inputs")
-        return keras.Sequential([first, made(keras, name, arguments)])
+        return keras.Sequential([first, make_layer(keras, name, arguments)])
 
     if name == "RandomCrop" and arguments["height"] < inputs.shape[1]:
         # Outside of training, Keras 3.15 returns images unchanged, contrary to its documentation.
@@ -155,7 +155,7 @@ def test_file_of_every_layer_goes_both_ways(name, arguments, inputs, tmp_path):
 def test_layers_of_several_inputs_go_both_ways(name, arguments, tmp_path):
     def build(keras):
         first, second = keras.Input((6,), name="first"), keras.Input((6,), name="second")
-        return keras.Model([first, second], made(keras, name, arguments)([first, second]))
+        return keras.Model([first, second], make_layer(keras, name, arguments)([first, second]))
 
     both_ways(build, [ROWS, ROWS[::-1] * 2], tmp_path)
 
@@ -169,7 +169,7 @@ def test_the_tables_have_every_layer():
 # Models -------------------------------------------------------------------------------------------
 
 
-def convolutional(keras, rows=True):
+def convolutional(keras):
     layers = keras.layers
     return keras.Sequential(
         [
@@ -232,7 +232,7 @@ def test_graph_with_names_goes_both_ways(tmp_path):
     both_ways(named, {"a": ROWS, "b": ROWS[::-1]}, tmp_path)
 
 
-def own(keras):
+def subclassed(keras):
     """Return a subclassed model: layers in lists, dicts and layers, shared, and with private names."""
     layers = keras.layers
 
@@ -279,7 +279,7 @@ def own(keras):
 def test_weights_of_a_subclassed_model_go_both_ways(tmp_path):
     path = tmp_path / "m.weights.h5"
     for here, there in ((ours, theirs), (theirs, ours)):
-        model, other = randomized(own(here)), own(there)
+        model, other = randomized(subclassed(here)), subclassed(there)
         for each, library in ((model, here), (other, there)):
             each.compile(library.optimizers.Adam(), "mse")
             each.optimizer.build(each.trainable_variables)
@@ -334,7 +334,7 @@ def test_synchronized_batch_normalization_goes_both_ways(tmp_path):
         row = [keras.Input((6,)), layers.Dense(4), layers.BatchNormalization(**options)]
         return randomized(keras.Sequential(row))
 
-    def said(path, synchronized):
+    def with_synchronized(path, synchronized):
         """Return the path of a copy with another value of ``synchronized``."""
         with zipfile.ZipFile(path) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
@@ -347,25 +347,25 @@ def test_synchronized_batch_normalization_goes_both_ways(tmp_path):
         assert settings["synchronized"] is not synchronized
         settings["synchronized"] = synchronized
         members["config.json"] = json.dumps(config)
-        with zipfile.ZipFile(tmp_path / "said.keras", "w") as archive:
+        with zipfile.ZipFile(tmp_path / "other.keras", "w") as archive:
             for name, data in members.items():
                 archive.writestr(name, data)
-        return tmp_path / "said.keras"
+        return tmp_path / "other.keras"
 
     model = build(ours, synchronized=True)
     model.save(tmp_path / "m.keras")
     with pytest.raises(Exception, match="synchronized=True is only supported with the TensorFlow"):
         theirs.models.load_model(tmp_path / "m.keras")
-    loaded = theirs.models.load_model(said(tmp_path / "m.keras", False))
+    loaded = theirs.models.load_model(with_synchronized(tmp_path / "m.keras", False))
     same(loaded(ROWS), model(ROWS))
     model = build(theirs)
     model.save(tmp_path / "m.keras")
-    loaded = ours.models.load_model(said(tmp_path / "m.keras", True))
+    loaded = ours.models.load_model(with_synchronized(tmp_path / "m.keras", True))
     assert loaded.layers[-1].synchronized
     same(loaded(ROWS), model(ROWS))
 
 
-def test_configs_are_the_same(tmp_path):
+def test_configs_are_the_same():
     """Both libraries write the same config of a model, except for the newest keys."""
     for build in (convolutional, branched):
         here, there = (build(keras).get_config() for keras in (ours, theirs))

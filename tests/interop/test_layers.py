@@ -37,7 +37,7 @@ NEWER = {
 FORGOTTEN = {"gain"}
 IMAGES = (3, 9, 8, 4)
 
-#: Name of the layer, arguments, shape of the input (or shapes), and any value for training.
+#: Name of the layer, arguments, shape of the input (or shapes), and True to call it in training.
 CASES = [
     ("Dense", {"units": 5, "activation": "tanh"}, (4, 3)),
     ("Dense", {"units": 5, "use_bias": False, "kernel_regularizer": "l2"}, (4, 2, 3)),
@@ -366,7 +366,7 @@ def test_activation_equals_that_of_keras(name):
     assert real.activations.serialize(function) == keras.activations.serialize(ours)
 
 
-SMALL = [
+OBJECTS = [
     ("initializers", "Zeros", {}),
     ("initializers", "Ones", {}),
     ("initializers", "Constant", {"value": 0.5}),
@@ -393,7 +393,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "options"), SMALL, ids=lambda v: str(v))
+@pytest.mark.parametrize(("module", "name", "options"), OBJECTS, ids=lambda v: str(v))
 def test_objects_of_layers_equal_those_of_keras(module, name, options):
     their_module, our_module = getattr(real, module), getattr(keras, module)
     theirs = getattr(their_module, name)(**options)
@@ -403,7 +403,7 @@ def test_objects_of_layers_equal_those_of_keras(module, name, options):
     again = their_module.get(stored(our_module.serialize(ours)))
     same(stored(their_module.serialize(again)), stored(our_module.serialize(ours)))
     if module == "initializers":
-        # Not made from Keras's config, because `Identity` loses its gain there.
+        # Keras's config of `Identity` lacks the gain, so do not use the object made from it.
         ours = getattr(our_module, name)(**options)
         w, v = (np.asarray(one((60, 50), "float32")) for one in (theirs, ours))
         assert abs(v.mean() - w.mean()) <= 0.1 * w.std()

@@ -60,17 +60,17 @@ CASES = [
 
 
 def run_ours(optimizer, steps=STEPS):
-    own = [Variable(value, name=f"v{i}") for i, value in enumerate(START)]
+    variables = [Variable(value, name=f"v{i}") for i, value in enumerate(START)]
     for gradients in GRADIENTS[:steps]:
-        optimizer.apply_gradients(zip([as_tensor(g) for g in gradients], own, strict=True))
-    return own
+        optimizer.apply_gradients(zip([as_tensor(g) for g in gradients], variables, strict=True))
+    return variables
 
 
 def run_theirs(optimizer, steps=STEPS):
-    own = [theirs.Variable(value, name=f"v{i}") for i, value in enumerate(START)]
+    variables = [theirs.Variable(value, name=f"v{i}") for i, value in enumerate(START)]
     for gradients in GRADIENTS[:steps]:
-        optimizer.apply([theirs.ops.convert_to_tensor(g) for g in gradients], own)
-    return own
+        optimizer.apply([theirs.ops.convert_to_tensor(g) for g in gradients], variables)
+    return variables
 
 
 def assert_close(ours, other, **tolerance):
@@ -186,4 +186,4 @@ def test_schedule_equals_that_of_keras(name, settings):
     reference = theirs.optimizers.SGD(other)
     assert_close(run_ours(optimizer, 2), run_theirs(reference, 2), rtol=1e-5, atol=1e-6)
     there = theirs.optimizers.deserialize(optimizers.serialize(optimizer))
-    assert type(there.get_config()) is dict
+    assert there.get_config() == reference.get_config()

@@ -1,6 +1,6 @@
 """`fit` with PyTorch's tensors and loaders: the numbers of NumPy arrays with the same values.
 
-PyTorch takes long to install, so that a stand-in with its protocols always runs, and PyTorch itself if
+PyTorch takes long to install. So a stand-in with its protocols always runs, and PyTorch itself runs if
 it is installed.
 """
 
@@ -143,8 +143,8 @@ def test_fit_of_tensors_and_loaders_equals_fit_of_arrays(library, replicas):
     by_part = {"batch_size": 8, "validation_split": 0.25}
     _, expected = trained(strategy, X, LABELS, **by_part)
     assert trained(strategy, x, labels, **by_part)[1] == expected
-    dataset = keras.utils.to_categorical(labels, 4)
-    np.testing.assert_array_equal(dataset, keras.utils.to_categorical(LABELS, 4))
+    one_hot = keras.utils.to_categorical(labels, 4)
+    np.testing.assert_array_equal(one_hot, keras.utils.to_categorical(LABELS, 4))
 
 
 def test_a_tensor_that_wants_a_gradient_is_refused(library):

@@ -31,7 +31,7 @@ def start(model):
     return model
 
 
-def one(keras, **compiled):
+def one_output(keras, **compiled):
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -44,7 +44,7 @@ def one(keras, **compiled):
     return start(model)
 
 
-def two(keras, named, **compiled):
+def two_outputs(keras, named, **compiled):
     inputs = keras.Input((5,))
     x = keras.layers.Dense(4, "tanh")(inputs)
     kind = keras.layers.Dense(3, "softmax", name="kind")(x)
@@ -54,7 +54,7 @@ def two(keras, named, **compiled):
     return start(model)
 
 
-def compare(make, fit, replicas, **tolerance):
+def compare(make, fit, replicas):
     reference = make(theirs)
     with strategy(replicas).scope():
         model = make(ours)
@@ -74,7 +74,7 @@ def compare(make, fit, replicas, **tolerance):
 )
 def test_fit_of_one_output_equals_keras(weighted, replicas):
     compare(
-        lambda keras: one(
+        lambda keras: one_output(
             keras,
             loss="sparse_categorical_crossentropy",
             metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")],
@@ -91,7 +91,7 @@ def test_fit_of_several_outputs_equals_keras(named):
         return {"kind": kind, "size": size} if named else [kind, size]
 
     compare(
-        lambda keras: two(
+        lambda keras: two_outputs(
             keras,
             named,
             optimizer=keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=1.0),
@@ -108,7 +108,7 @@ def test_output_without_a_loss_equals_that_of_keras():
     """Targets for the other outputs only are enough."""
     for y in ([SIZES], SIZES):
         compare(
-            lambda keras: two(keras, False, optimizer="sgd", loss=[None, "mse"]),
+            lambda keras: two_outputs(keras, False, optimizer="sgd", loss=[None, "mse"]),
             {"x": X, "y": y, "batch_size": 5},
             1,
         )
@@ -128,7 +128,7 @@ RULES = [
 ]
 
 
-def heard(keras, callback, series):
+def actions_of(keras, callback, series):
     """Return the actions of a callback that gets these numbers, one in each epoch."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(keras.optimizers.SGD(1.0), "mse")
@@ -153,7 +153,7 @@ def heard(keras, callback, series):
 def test_early_stopping_acts_like_that_of_keras(rule):
     for series in SERIES:
         first, second = (
-            heard(keras, keras.callbacks.EarlyStopping("val_loss", **rule), series)
+            actions_of(keras, keras.callbacks.EarlyStopping("val_loss", **rule), series)
             for keras in (theirs, ours)
         )
         assert first == second
@@ -171,7 +171,7 @@ def test_early_stopping_acts_like_that_of_keras(rule):
 def test_reduce_lr_on_plateau_acts_like_that_of_keras(rule):
     for series in SERIES:
         first, second = (
-            heard(keras, keras.callbacks.ReduceLROnPlateau("val_loss", **rule), series)
+            actions_of(keras, keras.callbacks.ReduceLROnPlateau("val_loss", **rule), series)
             for keras in (theirs, ours)
         )
         assert first == second
@@ -332,7 +332,7 @@ def test_fit_in_mixed_float16_equals_keras():
 
 def test_fit_of_summed_losses_equals_keras():
     compare(
-        lambda keras: one(
+        lambda keras: one_output(
             keras,
             optimizer=keras.optimizers.SGD(0.01),
             loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"),

@@ -93,7 +93,7 @@ class Interrupted(Exception):
 
 
 class Interrupts(callbacks.Callback):
-    """Records epochs and batches, and raises after a batch of an epoch (None: never)."""
+    """Records epochs and batches, and raises after `batch` of `epoch`, unless `epoch` is None."""
 
     def __init__(self, epoch, batch=1):
         super().__init__()
@@ -111,42 +111,42 @@ class Interrupts(callbacks.Callback):
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2", "central storage 2"])
 def test_backup_interrupted_training_resumes_at_the_epoch(name, tmp_path):
-    def model():
+    def new_model():
         with STRATEGIES[name]().scope():
-            made = dense(2)
-            made.compile(keras.optimizers.Adam(0.1), "mse")
-        return made
+            model = dense(2)
+            model.compile(keras.optimizers.Adam(0.1), "mse")
+        return model
 
     def fit(model, *more):
         return model.fit(X, TARGETS, 8, 5, shuffle=False, verbose=0, callbacks=list(more))
 
-    straight = model()
-    expected = fit(straight).history["loss"]
+    uninterrupted = new_model()
+    expected = fit(uninterrupted).history["loss"]
     directory = tmp_path / "backup"
     with pytest.raises(Interrupted):
-        fit(model(), callbacks.BackupAndRestore(directory), Interrupts(3))
+        fit(new_model(), callbacks.BackupAndRestore(directory), Interrupts(3))
     assert directory.exists()
     watch = Interrupts(None)
-    again = model()
-    logs = fit(again, callbacks.BackupAndRestore(directory), watch).history["loss"]
+    resumed = new_model()
+    logs = fit(resumed, callbacks.BackupAndRestore(directory), watch).history["loss"]
     assert watch.epochs == [3, 4]
     np.testing.assert_allclose(logs, expected[3:], rtol=1e-5)
-    for found, right in zip(again.get_weights(), straight.get_weights(), strict=True):
+    for found, right in zip(resumed.get_weights(), uninterrupted.get_weights(), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-6)
     assert not directory.exists()
 
 
-ANSWERS = (TARGETS > 0).astype(np.float32)
+BINARY_TARGETS = (TARGETS > 0).astype(np.float32)
 
 
 class Batches:
     """21 examples in 5 batches, without a length."""
 
     def __iter__(self):
-        return ((X[i : i + 5], ANSWERS[i : i + 5]) for i in range(0, 21, 5))
+        return ((X[i : i + 5], BINARY_TARGETS[i : i + 5]) for i in range(0, 21, 5))
 
 
-def answering(name, **compiled):
+def compiled_model(name, **compiled):
     with STRATEGIES[name]().scope():
         model = dense(2)
         metrics = ["mae", keras.metrics.AUC(from_logits=True, name="auc")]
@@ -154,34 +154,34 @@ def answering(name, **compiled):
     return model
 
 
-def answered(model, kind, *more):
-    data = ([X, ANSWERS], {"batch_size": 5}) if kind == "arrays" else ([Batches()], {})
+def fitted(model, kind, *more):
+    data = ([X, BINARY_TARGETS], {"batch_size": 5}) if kind == "arrays" else ([Batches()], {})
     return model.fit(*data[0], epochs=4, shuffle=False, verbose=0, callbacks=more, **data[1])
 
 
 @pytest.mark.parametrize(
-    ("name", "together", "kind"),
+    ("name", "steps_per_execution", "kind"),
     [("default", 1, "arrays"), ("mirrored 2", 1, "batches"), ("mirrored 2", 2, "arrays")],
 )
-def test_backup_interrupted_epoch_resumes_at_the_batch(name, together, kind, tmp_path):
-    compiled = {"steps_per_execution": together}
-    straight, again = answering(name, **compiled), answering(name, **compiled)
-    expected = answered(straight, kind).history
+def test_backup_interrupted_epoch_resumes_at_the_batch(name, steps_per_execution, kind, tmp_path):
+    compiled = {"steps_per_execution": steps_per_execution}
+    uninterrupted, resumed = compiled_model(name, **compiled), compiled_model(name, **compiled)
+    expected = fitted(uninterrupted, kind).history
     backup = {"backup_dir": tmp_path / "backup", "save_freq": 13}
     with pytest.raises(Interrupted):
-        answered(
-            answering(name, **compiled),
+        fitted(
+            compiled_model(name, **compiled),
             kind,
             callbacks.BackupAndRestore(**backup),
             Interrupts(2, 2),
         )
     watch = Interrupts(None)
-    logs = answered(again, kind, callbacks.BackupAndRestore(**backup), watch).history
+    logs = fitted(resumed, kind, callbacks.BackupAndRestore(**backup), watch).history
     assert watch.epochs == [2, 3]
-    assert watch.batches[0] == (3 if together == 1 else 4)
+    assert watch.batches[0] == (3 if steps_per_execution == 1 else 4)
     for key, values in expected.items():
         np.testing.assert_allclose(logs[key], values[2:], rtol=1e-5, err_msg=key)
-    for found, right in zip(again.get_weights(), straight.get_weights(), strict=True):
+    for found, right in zip(resumed.get_weights(), uninterrupted.get_weights(), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-6)
     assert not (tmp_path / "backup").exists()
 
@@ -190,16 +190,17 @@ def test_backup_interrupted_epoch_resumes_at_the_batch(name, together, kind, tmp
 def test_backup_interrupted_after_last_batch_resumes_with_next_epoch(kind, tmp_path):
     backup = {"backup_dir": tmp_path / "backup", "save_freq": 5}
     with pytest.raises(Interrupted):
-        answered(answering("default"), kind, callbacks.BackupAndRestore(**backup), Interrupts(0, 4))
-    straight, again = answering("default"), answering("default")
-    answered(straight, kind)
+        fitted(
+            compiled_model("default"), kind, callbacks.BackupAndRestore(**backup), Interrupts(0, 4)
+        )
+    uninterrupted, resumed = compiled_model("default"), compiled_model("default")
+    fitted(uninterrupted, kind)
     watch = Interrupts(None)
-    logs = answered(again, kind, callbacks.BackupAndRestore(**backup), watch).history
-    # In the first epoch the number of batches is unknown, so training cannot know that the
-    # epoch has ended.
+    logs = fitted(resumed, kind, callbacks.BackupAndRestore(**backup), watch).history
+    # `Batches` has no length: in the first epoch, training cannot know which batch is the last.
     assert watch.epochs == ([1, 2, 3] if kind == "arrays" else [0, 1, 2, 3])
     assert len(watch.batches) == 15 and len(logs["loss"]) == 3
-    for found, right in zip(again.get_weights(), straight.get_weights(), strict=True):
+    for found, right in zip(resumed.get_weights(), uninterrupted.get_weights(), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-5)
 
 
@@ -215,18 +216,18 @@ def test_backup_sigterm_saves_then_exits(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    model, straight, again = (answering("mirrored 2") for _ in range(3))
-    expected = answered(straight, "arrays").history
+    model, uninterrupted, resumed = (compiled_model("mirrored 2") for _ in range(3))
+    expected = fitted(uninterrupted, "arrays").history
     sender = callbacks.LambdaCallback(on_train_batch_end=send_sigterm)
     try:
         with pytest.raises(SystemExit) as ended:
-            answered(model, "arrays", sender, callbacks.BackupAndRestore(**backup))
+            fitted(model, "arrays", sender, callbacks.BackupAndRestore(**backup))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 42
     assert int(model.optimizer.iterations) == 8
     watch = Interrupts(None)
-    logs = answered(again, "arrays", callbacks.BackupAndRestore(**backup), watch).history
+    logs = fitted(resumed, "arrays", callbacks.BackupAndRestore(**backup), watch).history
     assert watch.epochs == [1, 2, 3] and watch.batches[0] == 3
     for key, values in expected.items():
         np.testing.assert_allclose(logs[key], values[1:], rtol=1e-5, err_msg=key)
@@ -241,13 +242,13 @@ def test_backup_sigterm_after_last_step_exits(tmp_path):
 
     def fit(model, *more):
         more = (*more, callbacks.BackupAndRestore(**backup))
-        return answered(model, "arrays", *more).history
+        return fitted(model, "arrays", *more).history
 
     def send_sigterm(logs):
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    model, again = answering("mirrored 2"), answering("mirrored 2")
+    model, resumed = compiled_model("mirrored 2"), compiled_model("mirrored 2")
     try:
         with pytest.raises(SystemExit) as ended:
             fit(model, callbacks.LambdaCallback(on_train_end=send_sigterm))
@@ -256,9 +257,9 @@ def test_backup_sigterm_after_last_step_exits(tmp_path):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert int(model.optimizer.iterations) == 20
-    assert fit(again) == {}
-    assert int(again.optimizer.iterations) == 20
-    for found, right in zip(again.get_weights(), model.get_weights(), strict=True):
+    assert fit(resumed) == {}
+    assert int(resumed.optimizer.iterations) == 20
+    for found, right in zip(resumed.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(found, right)
     assert not (tmp_path / "backup").exists()
 
@@ -276,7 +277,7 @@ def test_backup_unhandled_sigterm_reaches_the_previous_handler(tmp_path):
     try:
         sender = callbacks.LambdaCallback(on_epoch_end=send_sigterm)
         with pytest.raises(Interrupted):
-            answered(answering("default"), "arrays", backup, sender)
+            fitted(compiled_model("default"), "arrays", backup, sender)
         assert received == [1]
         signal.raise_signal(signal.SIGTERM)
         assert received == [1, 1]
@@ -350,8 +351,8 @@ def test_reduce_on_plateau_lowers_the_learning_rate(capsys):
     logs = model.fit(
         ONES, ONES, epochs=9, verbose=0, callbacks=[SetsValues(values), plateau]
     ).history
-    # The third and fourth epochs do not improve. The cooldown covers three epochs, the last of which
-    # counts.
+    # The third and fourth epochs do not improve. The cooldown covers three epochs, and
+    # `patience` counts the last of them.
     assert logs["learning_rate"] == pytest.approx([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.3])
     assert "Epoch 4: ReduceLROnPlateau reducing learning rate to 0.5." in capsys.readouterr().out
     with pytest.raises(ValueError, match="does not support a factor >= 1.0"):

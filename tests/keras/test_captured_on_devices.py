@@ -1,4 +1,4 @@
-"""Models whose work on a device is recorded as graphs give the results of their layers in every step."""
+"""Models whose device work is recorded as graphs give the results of their layers in every step."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def packed(files, folder="cifar-10-batches-bin/"):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def small_cifar10(tmp_path, monkeypatch):
     """Return the arrays and files of a small CIFAR-10, without a cache or a network."""
     monkeypatch.delenv("PYCOLLECTIVE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -61,8 +61,8 @@ def check(loaded, expected):
             np.testing.assert_array_equal(array, value)
 
 
-def test_cifar10_in_files_folders_and_the_cache_is_found(made, tmp_path, monkeypatch):
-    expected, files = made
+def test_cifar10_in_files_folders_and_the_cache_is_found(small_cifar10, tmp_path, monkeypatch):
+    expected, files = small_cifar10
     given = tmp_path / "given"
     given.mkdir()
     (given / cifar10.ARCHIVE).write_bytes(packed(files))
@@ -83,8 +83,8 @@ def test_cifar10_in_files_folders_and_the_cache_is_found(made, tmp_path, monkeyp
     check(keras.datasets.cifar10.load_data(), expected)
 
 
-def test_cifar10_is_downloaded_once(made, tmp_path, monkeypatch):
-    expected, files = made
+def test_cifar10_is_downloaded_once(small_cifar10, tmp_path, monkeypatch):
+    expected, files = small_cifar10
     archive = tmp_path / "served.tar.gz"
     archive.write_bytes(packed(files))
     asked = []
@@ -111,21 +111,21 @@ def test_cifar10_is_downloaded_once(made, tmp_path, monkeypatch):
         (lambda files: b"no archive", "no archive of CIFAR-10"),
         (
             lambda files: packed({**files, "test_batch.bin": files["test_batch.bin"][:-1]}),
-            "a record's 3073 bytes",
+            "records of 3073 bytes",
         ),
         (lambda files: packed({**files, "test_batch.bin": b"\x0a" * 3073}), "label 10"),
         (lambda files: packed({"data_batch_1": b"\x80\x04."}), "lacks data_batch_1.bin.*pickles"),
     ],
 )
-def test_cifar10_wrong_archive_raises_data_error(made, tmp_path, change, message):
-    _, files = made
+def test_cifar10_wrong_archive_raises_data_error(small_cifar10, tmp_path, change, message):
+    _, files = small_cifar10
     path = tmp_path / "x.tar.gz"
     path.write_bytes(change(files))
     with pytest.raises(DataError, match=message):
         cifar10.load_data(path)
 
 
-def test_cifar10_wrong_path_raises_data_error(made, tmp_path):
+def test_cifar10_wrong_path_raises_data_error(small_cifar10, tmp_path):
     with pytest.raises(DataError, match="no files of CIFAR-10 at"):
         cifar10.load_data(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(b"")
@@ -140,13 +140,13 @@ Image = pytest.importorskip("PIL.Image")
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Return a folder of uniform images, and the brightness of each class."""
+    """Return a folder of uniform images in three classes."""
     levels = {"cats": [10, 20, 30], "dogs": [110, 120], "eels": [210]}
     for name, values in levels.items():
         (tmp_path / name / "deep").mkdir(parents=True)
         for number, value in enumerate(values):
-            place = tmp_path / name / ("deep" if number == 1 else "") / f"{number}.png"
-            Image.new("RGB", (6, 4), (value, value, value)).save(place)
+            path = tmp_path / name / ("deep" if number == 1 else "") / f"{number}.png"
+            Image.new("RGB", (6, 4), (value, value, value)).save(path)
     (tmp_path / "notes.txt").write_text("no picture")
     (tmp_path / ".hidden").mkdir()
     return tmp_path
@@ -192,7 +192,7 @@ def ramps(height, width):
     return np.stack([down, across], -1)
 
 
-def test_image_dataset_image_size_resizes_linearly():
+def test_resized_every_interpolation_gives_the_expected_pixels():
     """Interpolation preserves linear ramps, except at the border."""
     picture = ramps(12, 10)
     for name, border in (("bilinear", 1), ("bicubic", 2), ("lanczos3", 3), ("lanczos5", 5)):
@@ -218,7 +218,7 @@ def test_image_dataset_image_size_resizes_linearly():
     np.testing.assert_array_equal(resized(picture, (12, 10), "bilinear"), picture)
 
 
-def test_image_dataset_aspect_ratio_options_crop_or_pad():
+def test_cropped_and_padded_keep_the_aspect_ratio():
     picture = ramps(12, 10) + 1
     np.testing.assert_array_equal(cropped(picture, (4, 4)), picture[1:11])
     np.testing.assert_array_equal(cropped(picture, (6, 2)), picture[:, 3:7])
@@ -244,7 +244,8 @@ def test_image_dataset_trains_a_model(pictures):
         [keras.Input((5, 7, 3)), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")]
     )
     model.compile("sgd", "sparse_categorical_crossentropy")
-    model.fit(load(pictures, shuffle=True, seed=1).map(lambda x, y: (x / 255, y)), verbose=0)
+    data = load(pictures, shuffle=True, seed=1).map(lambda x, y: (x / 255, y))
+    assert np.isfinite(model.fit(data, verbose=0).history["loss"]).all()
 
 
 @pytest.mark.parametrize(
@@ -350,6 +351,8 @@ def test_plot_model_writes_dot_files_and_svg(tmp_path, monkeypatch):
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 5
     keras.utils.plot_model(model, tmp_path / "wide.svg", rankdir="LR", show_layer_activations=True)
     assert "Activation: linear" in (tmp_path / "wide.svg").read_text()
+    with pytest.raises(ValueError, match="rankdir must be 'TB' or 'LR', got 'XX'"):
+        keras.utils.plot_model(model, tmp_path / "m.svg", rankdir="XX")
     with pytest.raises(ImportError, match=r"needs Graphviz.*\.svg or \.dot"):
         keras.utils.plot_model(model, tmp_path / "m.png")
     with pytest.raises(ValueError, match="not yet been built"):

@@ -17,7 +17,6 @@ from pycollective.keras import layers, losses
 from pycollective.tensor import GradientTape, Tensor, as_tensor, ops
 
 STEP = 1e-6
-DIRECTIONS = 1
 #: Arguments that enable more of a layer, by name.
 MORE = {
     "activation": "tanh",
@@ -37,22 +36,21 @@ WINDOW = {"strides": 2, "padding": "same"}
 
 
 def check(function, sources, gradients, random):
-    """Compare gradients with finite differences of a function of arrays; None is a zero gradient."""
+    """Compare gradients with finite differences of a function of arrays; None means zero."""
     for k, (source, gradient) in enumerate(zip(sources, gradients, strict=True)):
         found = np.zeros_like(source) if gradient is None else as_tensor(gradient).numpy()
         assert found.shape == source.shape and found.dtype == source.dtype
-        for _ in range(DIRECTIONS):
-            direction = random.standard_normal(source.shape)
-            ends = []
-            for sign in (1, -1):
-                moved = [*sources]
-                moved[k] = source + sign * STEP * direction
-                ends.append(function(moved))
-            expected = (ends[0] - ends[1]) / (2 * STEP)
-            size = np.abs(found * direction).sum()
-            assert float((found * direction).sum()) == pytest.approx(
-                expected, rel=1e-6, abs=1e-8 * max(size, 1.0)
-            ), f"source {k} of shape {source.shape}"
+        direction = random.standard_normal(source.shape)
+        ends = []
+        for sign in (1, -1):
+            moved = [*sources]
+            moved[k] = source + sign * STEP * direction
+            ends.append(function(moved))
+        expected = (ends[0] - ends[1]) / (2 * STEP)
+        size = np.abs(found * direction).sum()
+        assert float((found * direction).sum()) == pytest.approx(
+            expected, rel=1e-6, abs=1e-8 * max(size, 1.0)
+        ), f"source {k} of shape {source.shape}"
 
 
 def options_of(cls, full):
@@ -95,7 +93,7 @@ def check_layer(make_layer, x, random):
     ]
     upstream = random.standard_normal(outputs.shape)
 
-    def made(values):
+    def new_layer(values):
         # A new layer for each call, so that random layers draw the same numbers.
         layer = make_layer()
         layer.build(nest.map_structure(lambda t: t.shape, x))
@@ -106,7 +104,7 @@ def check_layer(make_layer, x, random):
         y = layer(x, training=True)
         return ops.add_n([ops.reduce_sum(y * upstream), *layer.losses])
 
-    layer = made(values)
+    layer = new_layer(values)
     trained = [
         next(i for i, w in enumerate(layer.weights) if w is variable)
         for variable in layer.trainable_variables
@@ -123,7 +121,7 @@ def check_layer(make_layer, x, random):
         weights = list(values)
         for place, value in zip(trained, sources[len(flat) :], strict=True):
             weights[place] = value
-        return float(total(moved, made(weights)))
+        return float(total(moved, new_layer(weights)))
 
     check(function, [t.numpy() for t in flat] + [values[i] for i in trained], gradients, random)
 

@@ -9,7 +9,7 @@ from fitting import LABELS, STRATEGIES, TARGETS, WEIGHTS, X, dense, linear, mirr
 import pycollective as tf
 from pycollective import keras
 
-MANY = [name for name in STRATEGIES if name != "default"]
+OTHERS = [name for name in STRATEGIES if name != "default"]
 
 
 @pytest.fixture(params=["float64", "float32"])
@@ -79,7 +79,7 @@ def trained(name, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", OTHERS)
 def test_fit_every_strategy_equals_one_device(name, case, precision):
     expected, found = trained("default", case), trained(name, case)
     assert found.keys() == expected.keys()
@@ -139,7 +139,7 @@ def test_fit_results_equal_those_of_keras(name):
 
 
 def test_fit_uneven_batch_weights_examples_equally():
-    """3 examples on 2 replicas: not the mean of the replicas' means, unlike TensorFlow."""
+    """The loss of 3 examples on 2 replicas is their mean; TensorFlow averages replicas' means."""
     with mirrored(2).scope():
         model = linear()
     x = np.ones((3, 1), np.float32)
@@ -246,7 +246,7 @@ class TwoInputs(keras.Model):
 
 
 class WithOwnSteps(TwoInputs):
-    """A model with overridden steps, several outputs, metrics as attributes, and unreported values."""
+    """A model with overridden steps, several outputs, a metric, and a result that is no metric."""
 
     def __init__(self):
         super().__init__()
@@ -310,7 +310,7 @@ def test_predict_nested_outputs_keep_their_structure(name):
 
 @pytest.mark.parametrize("size", [5, 2], ids=["one batch", "three batches"])
 @pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist, tf.constant, np.asfortranarray])
-def test_predict_of_one_batch_equals_a_loop_over_small_batches(kind, size):
+def test_predict_every_array_type_and_batch_size_equals_the_formula(kind, size):
     model = keras.Sequential([keras.layers.Dense(2)])
     x = np.random.default_rng(0).random((5, 3), np.float32)
     model.build((None, 3))

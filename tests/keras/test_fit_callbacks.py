@@ -125,11 +125,13 @@ def test_callbacks_older_names_and_lambda_callback_work():
 
 def test_fit_callback_list_is_used_unchanged(capsys):
     recorder = Recorder()
-    made = callbacks.CallbackList([recorder], add_progbar=True)
-    assert [type(callback) for callback in made] == [Recorder, callbacks.ProgbarLogger]
+    callback_list = callbacks.CallbackList([recorder], add_progbar=True)
+    assert [type(callback) for callback in callback_list] == [Recorder, callbacks.ProgbarLogger]
     model = linear()
-    assert model.fit(ONES, ONES, epochs=2, verbose=0, callbacks=made) is made.history
-    assert made.history.epoch == [0, 1]
+    assert (
+        model.fit(ONES, ONES, epochs=2, verbose=0, callbacks=callback_list) is callback_list.history
+    )
+    assert callback_list.history.epoch == [0, 1]
     assert [call[1] for call in recorder.calls if call[0] == "epoch_end"] == [0, 1]
     assert capsys.readouterr().out.startswith("Epoch 1/2\n1/1 - ")
 
@@ -197,7 +199,7 @@ def test_terminate_on_nan_ends_training(capsys):
 
 
 def stopped(losses, **settings):
-    """Return the epoch in which early stopping ends training with these losses, and the callback."""
+    """Return the epoch at which early stopping ends training on these losses, and the callback."""
     early = callbacks.EarlyStopping(**{"monitor": "loss", **settings})
 
     class Given(keras.Model):
@@ -260,7 +262,7 @@ def test_monitor_auto_mode_uses_the_metric_direction():
         else:
             model.fit(ONES, ONES, **fit)
             assert early.mode == mode
-    # A value that an overridden step returns under a metric's name.
+    # Here an overridden step returns a value under the name of a metric.
     assert stopped([3.0, 2.0], monitor="accuracy")[1].mode == "max"
 
 

@@ -1,4 +1,4 @@
-"""Errors of inconsistent arguments, with TensorFlow's texts where TensorFlow has one."""
+"""Errors of inconsistent arguments, with TensorFlow's text if TensorFlow has the same error."""
 
 from __future__ import annotations
 

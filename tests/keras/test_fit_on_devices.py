@@ -9,6 +9,7 @@ from device_arrays import DeviceArray
 from pycollective import distribute, keras
 from pycollective.keras import callbacks, layers
 from pycollective.keras.training.numbers import DeviceLogs
+from pycollective.tensor import GradientTape, Tensor, as_tensor, ops
 
 RANDOM = np.random.default_rng(3)
 IMAGES = RANDOM.random((10, 8, 8, 1), np.float32)
@@ -48,7 +49,7 @@ def convolutional(strategy, synchronized=False, **compiled):
 
 
 class Fetches(callbacks.Callback):
-    """Records the number of fetches before each step and after the last one."""
+    """Records the number of fetches before and after each step, and the logs of each step."""
 
     def __init__(self, cupy):
         super().__init__()
@@ -115,8 +116,8 @@ def test_fit_two_devices_fetch_only_for_sums(cupy):
     model = convolutional(strategy, synchronized=True)
     watch = Fetches(cupy)
     found = fitted(model, watch)
-    # Without NCCL, sums over replicas go through the host: 6 gradients, and 6 sums for normalization
-    # and its gradient. Results of steps do not.
+    # Without NCCL, sums over replicas go through the host: 6 gradients, and 6 sums for
+    # normalization and its gradient. Results of steps do not go through the host.
     counts = np.reshape(watch.counts, (-1, 2))
     assert set(counts[1:, 1] - counts[1:, 0]) <= set(range(2 * (6 + 6) + 1))
     for key, values in expected.items():
@@ -149,16 +150,17 @@ def test_fit_loss_not_finite_warns_at_the_epoch_end(cupy):
     model = convolutional(STRATEGIES["one device"](), metrics=None)
     images = IMAGES.copy()
     images[9] = np.nan
-    said = []
-    ends = callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: said.append(batch))
+    warned = []
+    ends = callbacks.LambdaCallback(on_train_batch_end=lambda *_: warned.append(len(found)))
     with pytest.warns(RuntimeWarning, match="the loss is nan since step 3 of epoch 1\\.") as found:
         model.fit(images, LABELS, 4, 2, shuffle=False, verbose=0, callbacks=[ends])
     assert len(found) == 1
+    assert warned == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.filterwarnings("ignore:the loss is nan:RuntimeWarning")
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_fit_wrong_label_gives_loss_nan(cupy, wrong):
+def test_evaluate_wrong_label_gives_nan_on_a_device_and_raises_on_the_host(cupy, wrong):
     labels = LABELS.copy()
     labels[5] = wrong
     model = convolutional(STRATEGIES["mirrored"](), metrics=None)
@@ -167,8 +169,17 @@ def test_fit_wrong_label_gives_loss_nan(cupy, wrong):
         convolutional(distribute.get_strategy()).evaluate(IMAGES, labels, verbose=0)
 
 
-def test_fit_number_outside_embedding_gives_nan(cupy):
+def test_embedding_number_out_of_range_gives_nan(cupy):
     with STRATEGIES["one device"]().scope():
         table = layers.Embedding(4, 2)
         rows = table(cupy.asarray(np.array([[0, 3], [4, -1]]))).numpy()
     assert np.isfinite(rows[0]).all() and np.isnan(rows[1]).all()
+
+
+def test_gather_out_of_range_on_a_device_has_no_gradient(cupy):
+    table = Tensor(cupy.asarray(np.ones((4, 2), np.float32)))
+    with GradientTape() as tape:
+        tape.watch(table)
+        rows = ops.gather(table, cupy.asarray(np.array([0, 3, 4, -1, 3])))
+    gradient = as_tensor(tape.gradient(rows, table)).numpy()
+    np.testing.assert_array_equal(gradient, [[1, 1], [0, 0], [0, 0], [2, 2]])

@@ -42,18 +42,18 @@ def two(named, **more):
     model = Two(named)
     names = ("kind", "size")
 
-    def of(*values):
+    def per_output(*values):
         return dict(zip(names, values, strict=True)) if named else list(values)
 
     model.compile(
         keras.optimizers.SGD(0.1),
-        of(crossentropy(), "mse"),
-        of(0.5, 2.0),
-        metrics=of(["accuracy"], ["mae", "mse"]),
-        weighted_metrics=of([], "mae"),
+        per_output(crossentropy(), "mse"),
+        per_output(0.5, 2.0),
+        metrics=per_output(["accuracy"], ["mae", "mse"]),
+        weighted_metrics=per_output([], "mae"),
         **more,
     )
-    return model, of(CLASSES, TARGETS)
+    return model, per_output(CLASSES, TARGETS)
 
 
 def by_hand():
@@ -210,7 +210,8 @@ def test_accumulate_steps_overridden_train_step_accumulates(name):
                 loss = self.compute_loss(x, y, self(x, training=True))
             variables = self.trainable_variables
             gradients = tape.gradient(loss, variables)
-            # Each weight has a gradient in only one of the batches, which differs by replica.
+            # The bias has a gradient in one of the two batches: in the second on even replicas, and
+            # in the first on odd ones.
             replica = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
             batches[replica] += 1
             if (batches[replica] + replica) % 2:
@@ -235,7 +236,7 @@ def test_accumulate_steps_overridden_train_step_accumulates(name):
     kernel, bias = model.get_weights()
     np.testing.assert_allclose(kernel, 1 - X[:8].T @ error, rtol=1e-9)
     np.testing.assert_allclose(bias, -error[of_the_bias].sum(0), rtol=1e-9)
-    # The last batch's share of the step's loss.
+    # The log contains the last batch's share of the step's loss.
     np.testing.assert_allclose(logs["loss"], 4 * (error[4:] ** 2).sum(), rtol=1e-9)
 
 
@@ -393,6 +394,9 @@ def test_policy_names_select_dtypes():
     assert keras.mixed_precision.global_policy().name == "float32"
     with pytest.raises(ValueError, match="Cannot convert 'mixed_int8' to a mixed precision"):
         keras.mixed_precision.set_global_policy("mixed_int8")
+
+
+# Order of outputs ---------------------------------------------------------------------------------
 
 
 def test_predict_of_outputs_in_other_orders_keeps_the_keys():

@@ -134,7 +134,6 @@ def test_symbolic_operators_and_indices_survive_json(use, shapes):
     x = keras.Input((4,))
     model = keras.Model(x, use(x))
     assert [symbol.shape for symbol in model.outputs] == shapes
-    # The model itself, and the model restored from JSON.
     for each in model, keras.models.model_from_json(model.to_json()):
         for found, value, symbol in zip(each(A), use(A), model.outputs, strict=True):
             assert found.shape == value.shape and found.dtype == symbol.dtype
@@ -226,12 +225,12 @@ def test_functional_trains_like_a_subclassed_model(replicas):
     start = graph().get_weights()
 
     def with_weights(build):
-        def made():
+        def build_with_weights():
             model = build()
             model.set_weights(start)
             return model
 
-        return made
+        return build_with_weights
 
     found = train(mirrored(replicas).scope(), with_weights(graph))
     expected = train(nullcontext(), with_weights(ByHand))
@@ -496,5 +495,17 @@ def test_clone_model_copies_layers_with_new_weights():
         (6, 4),
         (4,),
     ]
-    with pytest.raises(ValueError, match="are unknown"):
-        keras.models.clone_model(type("Own", (keras.Model,), {})(), clone_function=wider)
+    subclassed = type("Own", (keras.Model,), {})()
+    for given in ({"clone_function": wider}, {"input_tensors": keras.Input((3,))}):
+        with pytest.raises(ValueError, match="are unknown"):
+            keras.models.clone_model(subclassed, **given)
+
+
+def test_model_with_nested_inputs_takes_a_dict_by_name():
+    a, b, c = (keras.Input((2,), name=name) for name in "abc")
+    model = keras.Model([[a, b], c], a + 2 * b + 4 * c)
+    ones = np.ones((3, 2), np.float32)
+    given = {"c": ones, "a": ones, "b": 2 * ones}
+    np.testing.assert_array_equal(model(given).numpy(), 9 * ones)
+    with pytest.raises(ValueError, match="there is no 'b' among"):
+        model({"a": ones, "c": ones})

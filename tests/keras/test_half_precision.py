@@ -10,7 +10,7 @@ import pycollective as tf
 from pycollective import keras
 from pycollective.keras import layers
 
-#: The rounding error, half a unit in the last place, and the number of such errors allowed.
+#: The rounding error of each policy: half a unit in the last place.
 PRECISION = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}
 
 
@@ -114,18 +114,18 @@ def test_sums_of_many_halves_keep_small_summands(function, expected, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
-    "layer",
+    "make_layer",
     [
         lambda dtype: layers.Dense(2, dtype=dtype),
         lambda dtype: layers.Conv2DTranspose(2, 1, dtype=dtype),
         lambda dtype: layers.DepthwiseConv2D(1, dtype=dtype),
     ],
 )
-def test_layer_bias_gradient_of_many_rows_is_their_number(layer, dtype):
-    made = layer(dtype)
+def test_layer_bias_gradient_of_many_rows_is_their_number(make_layer, dtype):
+    layer = make_layer(dtype)
     images = tf.cast(tf.zeros([5, 40, 40, 3]), dtype)
-    made(images)
+    layer(images)
     with tf.GradientTape() as tape:
-        result = made(images)
-    (gradient,) = tape.gradient(result, [made.bias])
+        result = layer(images)
+    (gradient,) = tape.gradient(result, [layer.bias])
     np.testing.assert_allclose(np.asarray(gradient, np.float64), 8000, rtol=2.0**-7)

@@ -124,7 +124,7 @@ OBJECTS = [
 
 
 @pytest.mark.parametrize("thing", OBJECTS, ids=lambda thing: type(thing).__name__)
-def test_initializer_regularizer_constraint_configs_survive(thing):
+def test_initializer_regularizer_constraint_configs_survive_json(thing):
     module = sys.modules[type(thing).__module__]
     config = stored(module.serialize(thing))
     assert f"pycollective.{config['module']}" == module.__name__
@@ -141,7 +141,7 @@ def test_initializer_regularizer_constraint_configs_survive(thing):
     np.testing.assert_array_equal(*results)
 
 
-def test_activation_serialize_and_get():
+def test_activation_serialize_then_get_returns_the_function():
     for name in activations.__all__:
         if name in ("get", "serialize", "deserialize"):
             continue
@@ -149,7 +149,7 @@ def test_activation_serialize_and_get():
         stored_name = activations.serialize(function)
         assert activations.get(stored_name) is activations.deserialize(stored_name) is function
     assert activations.serialize(activations.swish) == "silu"
-    assert activations.serialize(None) is None or activations.get(None) is activations.linear
+    assert activations.serialize(None) is None and activations.get(None) is activations.linear
 
     def mine(x):
         return x

@@ -9,6 +9,7 @@ from fitting import mirrored
 from pycollective import keras, nn
 from pycollective.data import Dataset
 from pycollective.keras import layers
+from pycollective.keras.layers.fusion import steps_of
 
 RANDOM = np.random.default_rng(8)
 IMAGES = RANDOM.standard_normal((2, 7, 6, 4))
@@ -136,6 +137,7 @@ def test_grouped_convolution_is_not_fused():
         [layers.Conv2D(4, 2, groups=2, activation="relu"), layers.MaxPooling2D()]
     )
     y = model(x)
+    assert len(steps_of(model.layers)) == 2
     single = model.layers[1](model.layers[0](x))
     np.testing.assert_array_equal(y.numpy(), single.numpy())
 
@@ -320,3 +322,11 @@ def test_layer_other_channels_after_build_raises():
         layer(first)
         with pytest.raises(ValueError, match=text):
             layer(second)
+
+
+def test_bilinear_upsampling_of_integers_is_that_of_floats():
+    images = np.array([[[[0], [200]], [[50], [250]]]], np.uint8)
+    layer = layers.UpSampling2D(2, interpolation="bilinear")
+    found = layer(images)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found.numpy(), layer(images.astype(np.float32)).numpy())

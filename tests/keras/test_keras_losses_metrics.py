@@ -252,7 +252,7 @@ def test_metric_result_does_not_change_later():
         ),
     ],
 )
-def test_accuracy_metrics_equal_the_expected(metric, true, predicted, right):
+def test_accuracy_metrics_equal_the_share_of_right_predictions(metric, true, predicted, right):
     value = metric()
     value.update_state(true, predicted)
     np.testing.assert_allclose(float(value.result()), np.mean(right), rtol=1e-6)
@@ -404,7 +404,7 @@ def test_to_categorical_returns_one_hot_rows():
     )
     assert keras.utils.to_categorical([[1], [0]], 5).shape == (2, 5)
     assert keras.utils.to_categorical([], 3).shape == (0, 3)
-    with pytest.raises(ValueError, match=r"3 at position \(1,\) is not in 0 to 2"):
+    with pytest.raises(ValueError, match=r"3 at position \(1,\) is not an integer from 0 to 2"):
         keras.utils.to_categorical([0, 3], 3)
 
 

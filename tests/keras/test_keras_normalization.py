@@ -89,7 +89,7 @@ def test_normalization_mixed_precision_computes_in_float32():
         mixed, whole = cls(dtype="mixed_float16"), cls()
         for layer in (mixed, whole):
             layer.build(x.shape)
-            # No half-precision number is close to these values.
+            # Half precision cannot represent 1.0003: rounded weights would change the results.
             layer.set_weights([np.full(w.shape, 1.0003, np.float32) for w in layer.get_weights()])
         y = mixed(x, training=True)
         assert y.dtype == np.float16
@@ -100,7 +100,7 @@ def test_normalization_mixed_precision_computes_in_float32():
 
 
 def parts_of(rows):
-    """Return the examples of each replica, given their numbers."""
+    """Return the slice of `X` for each replica, given the number of examples of each."""
     ends = np.cumsum(rows)
     assert ends[-1] == len(X)
     return [slice(end - n, end) for n, end in zip(rows, ends, strict=True)]

@@ -23,16 +23,16 @@ def _float64():
     keras.backend.set_floatx("float32")
 
 
-def variables(dtype=np.float64):
+def new_variables(dtype=np.float64):
     return [Variable(value.astype(dtype), name=f"v{i}") for i, value in enumerate(START)]
 
 
 def run(optimizer, steps=6, gradients=GRADIENTS, dtype=np.float64):
-    own = variables(dtype)
+    variables = new_variables(dtype)
     for step in range(steps):
-        pairs = zip([as_tensor(g.astype(dtype)) for g in gradients[step]], own, strict=True)
+        pairs = zip([as_tensor(g.astype(dtype)) for g in gradients[step]], variables, strict=True)
         optimizer.apply_gradients(pairs)
-    return [v.numpy() for v in own]
+    return [v.numpy() for v in variables]
 
 
 def sgd(start, gradients, rate, momentum=0.0, nesterov=False):
@@ -80,9 +80,9 @@ def test_float32_follows_float64(make):
 def test_build_makes_the_variables_and_steps_are_counted():
     optimizer = optimizers.Adam(0.5)
     assert int(optimizer.iterations) == 0 and optimizer.iterations.dtype == np.int64
-    own = variables()
+    variables = new_variables()
     assert not optimizer.built
-    optimizer.build(own)
+    optimizer.build(variables)
     assert optimizer.built and [v.shape for v in optimizer.variables] == [
         *[(), ()],
         *[(3, 2), (3, 2)],
@@ -118,18 +118,18 @@ def test_overridden_update_step_is_called_per_variable(kind):
 
 
 def test_values_read_before_a_step_do_not_change():
-    own = variables()
-    before = own[0].value()
+    variables = new_variables()
+    before = variables[0].value()
     copy = before.numpy().copy()
-    optimizers.SGD(1.0).apply_gradients([(as_tensor(GRADIENTS[0][0]), own[0])])
+    optimizers.SGD(1.0).apply_gradients([(as_tensor(GRADIENTS[0][0]), variables[0])])
     np.testing.assert_array_equal(before.numpy(), copy)
-    assert not np.array_equal(own[0].numpy(), copy)
+    assert not np.array_equal(variables[0].numpy(), copy)
 
 
 def test_gradients_are_not_written_to():
     gradient = as_tensor(GRADIENTS[0][0].copy())
     for optimizer in (optimizers.Adam(), optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1)):
-        optimizer.apply_gradients([(gradient, variables()[0])])
+        optimizer.apply_gradients([(gradient, new_variables()[0])])
         np.testing.assert_array_equal(gradient.numpy(), GRADIENTS[0][0])
 
 
@@ -137,22 +137,22 @@ def test_gradients_are_not_written_to():
 
 
 def test_missing_gradients_are_named_once():
-    own = variables()
+    variables = new_variables()
     optimizer = optimizers.SGD(1.0)
-    pairs = [(None, own[0]), (as_tensor(np.ones(5)), own[1])]
+    pairs = [(None, variables[0]), (as_tensor(np.ones(5)), variables[1])]
     with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['v0'\]"):
         optimizer.apply_gradients(pairs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.apply_gradients(pairs)
-    np.testing.assert_array_equal(own[0].numpy(), START[0])
-    np.testing.assert_allclose(own[1].numpy(), START[1] - 2)
+    np.testing.assert_array_equal(variables[0].numpy(), START[0])
+    np.testing.assert_allclose(variables[1].numpy(), START[1] - 2)
 
 
 def test_apply_without_any_gradient_raises():
-    own = variables()
+    variables = new_variables()
     with pytest.raises(ValueError, match="No gradients provided for any variable: v0, v1"):
-        optimizers.SGD().apply_gradients([(None, v) for v in own])
+        optimizers.SGD().apply_gradients([(None, v) for v in variables])
     with pytest.raises(ValueError, match="No gradients provided"):
         optimizers.SGD().apply_gradients([])
 
@@ -163,40 +163,42 @@ def test_apply_without_any_gradient_raises():
 @pytest.mark.parametrize("make", [optimizers.SGD, optimizers.Adam])
 @pytest.mark.parametrize("step", [1, 2])
 def test_gradient_of_another_shape_or_dtype_raises(gradient, make, step):
-    own = variables()
+    variables = new_variables()
     optimizer = make()
     for _ in range(step - 1):  # a gradient of the right shape
-        optimizer.apply_gradients([(as_tensor(GRADIENTS[0][0]), own[0])])
-    before = own[0].numpy()
+        optimizer.apply_gradients([(as_tensor(GRADIENTS[0][0]), variables[0])])
+    before = variables[0].numpy()
     with pytest.raises(ValueError, match=r"'v0' has shape .*the variable has \(3, 2\) and float64"):
-        optimizer.apply_gradients([(as_tensor(gradient), own[0])])
-    np.testing.assert_array_equal(own[0].numpy(), before)
+        optimizer.apply_gradients([(as_tensor(gradient), variables[0])])
+    np.testing.assert_array_equal(variables[0].numpy(), before)
 
 
-def test_apply_other_variables_in_each_step():
-    own = variables()
+def test_apply_different_variables_in_each_step_updates_only_these():
+    variables = new_variables()
     optimizer = optimizers.SGD(1.0)
-    pairs = [(as_tensor(g), v) for g, v in zip(GRADIENTS[0], own, strict=True)]
-    for chosen in (pairs, pairs[::-1], pairs[1:], pairs[:1], [(GRADIENTS[0][0], own[0])]):
+    pairs = [(as_tensor(g), v) for g, v in zip(GRADIENTS[0], variables, strict=True)]
+    for chosen in (pairs, pairs[::-1], pairs[1:], pairs[:1], [(GRADIENTS[0][0], variables[0])]):
         optimizer.apply_gradients(chosen)
-    for start, gradient, times, variable in zip(START, GRADIENTS[0], (4, 3), own, strict=True):
+    for start, gradient, times, variable in zip(
+        START, GRADIENTS[0], (4, 3), variables, strict=True
+    ):
         np.testing.assert_allclose(variable.numpy(), start - times * gradient, rtol=1e-12)
 
 
 def test_apply_same_variable_twice_raises():
-    (own, _), gradient = variables(), as_tensor(GRADIENTS[0][0])
+    (variable, _), gradient = new_variables(), as_tensor(GRADIENTS[0][0])
     with pytest.raises(ValueError, match=r"variables \['v0'\] appear more than once"):
-        optimizers.SGD().apply_gradients([(gradient, own), (gradient, own)])
+        optimizers.SGD().apply_gradients([(gradient, variable), (gradient, variable)])
 
 
 # Clipping -----------------------------------------------------------------------------------------
 
 
 def clipped_step(**options):
-    own = variables()
-    pairs = zip([as_tensor(g) for g in GRADIENTS[0]], own, strict=True)
+    variables = new_variables()
+    pairs = zip([as_tensor(g) for g in GRADIENTS[0]], variables, strict=True)
     optimizers.SGD(1.0, **options).apply_gradients(pairs)
-    return [start - v.numpy() for start, v in zip(START, own, strict=True)]
+    return [start - v.numpy() for start, v in zip(START, variables, strict=True)]
 
 
 def test_clipping_equals_the_formulas():
@@ -206,17 +208,17 @@ def test_clipping_equals_the_formulas():
     by_norm = clipped_step(clipnorm=0.5)
     np.testing.assert_allclose(by_norm[0], a * 0.5 / np.linalg.norm(a), rtol=1e-12)
     np.testing.assert_allclose(by_norm[1], b * 0.5 / np.linalg.norm(b), rtol=1e-12)
-    together = math.sqrt((a**2).sum() + (b**2).sum())
+    global_norm = math.sqrt((a**2).sum() + (b**2).sum())
     by_global = clipped_step(global_clipnorm=0.5)
-    np.testing.assert_allclose(by_global[0], a * 0.5 / together, rtol=1e-12)
+    np.testing.assert_allclose(by_global[0], a * 0.5 / global_norm, rtol=1e-12)
     np.testing.assert_allclose(clipped_step(clipnorm=1e6)[0], a, rtol=1e-12)
 
 
 def test_clipping_of_large_float32_gradients_does_not_overflow():
-    own = Variable(np.zeros(2, np.float32))
+    variable = Variable(np.zeros(2, np.float32))
     gradient = as_tensor(np.full(2, 1e30, np.float32))
-    optimizers.SGD(1.0, clipnorm=1.0).apply_gradients([(gradient, own)])
-    np.testing.assert_allclose(own.numpy(), [-math.sqrt(0.5)] * 2, rtol=1e-6)
+    optimizers.SGD(1.0, clipnorm=1.0).apply_gradients([(gradient, variable)])
+    np.testing.assert_allclose(variable.numpy(), [-math.sqrt(0.5)] * 2, rtol=1e-6)
 
 
 def test_clipping_wrong_arguments_raise():
@@ -314,17 +316,17 @@ def replica():
 def test_gradients_are_summed_then_clipped(count, options):
     strategy = mirrored(count)
     with strategy.scope():
-        own = variables()
+        variables = new_variables()
         optimizer = optimizers.Adam(0.1, **options)
     shares = RNG.dirichlet(np.ones(count))
 
     def step(gradients):
         parts = [as_tensor(g * shares[replica()]) for g in gradients]
-        optimizer.apply_gradients(zip(parts, own, strict=True))
+        optimizer.apply_gradients(zip(parts, variables, strict=True))
 
     for gradients in GRADIENTS:
         strategy.run(step, args=(gradients,))
-    for found, value in zip(own, run(optimizers.Adam(0.1, **options)), strict=True):
+    for found, value in zip(variables, run(optimizers.Adam(0.1, **options)), strict=True):
         np.testing.assert_allclose(found.numpy(), value, rtol=1e-9)
         for component in getattr(found, "values", [found]):
             np.testing.assert_array_equal(component.numpy(), found.numpy())
@@ -337,36 +339,40 @@ def test_gradients_are_summed_then_clipped(count, options):
 def test_apply_without_aggregation_keeps_own_gradients(option):
     strategy = mirrored(2)
     with strategy.scope():
-        own, _ = variables()
+        variable, _ = new_variables()
         optimizer = optimizers.SGD(1.0)
     gradient = as_tensor(np.ones((3, 2)))
-    strategy.run(lambda: optimizer.apply_gradients([(gradient, own)], **option) and None)
-    np.testing.assert_allclose(own.numpy(), START[0] - 1)
-    strategy.run(lambda: optimizer.apply_gradients([(gradient, own)]) and None)
-    np.testing.assert_allclose(own.numpy(), START[0] - 3)
+    strategy.run(lambda: optimizer.apply_gradients([(gradient, variable)], **option) and None)
+    np.testing.assert_allclose(variable.numpy(), START[0] - 1)
+    strategy.run(lambda: optimizer.apply_gradients([(gradient, variable)]) and None)
+    np.testing.assert_allclose(variable.numpy(), START[0] - 3)
 
 
 def test_missing_gradients_in_replicas_warn_and_others_are_applied():
     strategy = mirrored(2)
     with strategy.scope():
-        own = variables()
+        variables = new_variables()
         optimizer = optimizers.SGD(1.0)
     gradient = as_tensor(np.ones(5))
     with pytest.warns(UserWarning, match="v0"):
-        strategy.run(lambda: optimizer.apply_gradients(zip([None, gradient], own)) and None)  # noqa: B905
-    np.testing.assert_allclose(own[1].numpy(), START[1] - 2)
+        strategy.run(
+            lambda: (
+                optimizer.apply_gradients(zip([None, gradient], variables, strict=True)) and None
+            )
+        )
+    np.testing.assert_allclose(variables[1].numpy(), START[1] - 2)
 
 
 def test_apply_in_cross_replica_context_raises():
     strategy = mirrored(2)
     with strategy.scope():
-        own, _ = variables()
+        variable, _ = new_variables()
         optimizer = optimizers.SGD(1.0)
         with pytest.raises(RuntimeError, match="cannot be called in cross-replica context"):
-            optimizer.apply_gradients([(as_tensor(GRADIENTS[0][0]), own)])
+            optimizer.apply_gradients([(as_tensor(GRADIENTS[0][0]), variable)])
     single = mirrored(1)
     with single.scope():
-        alone, _ = variables()
+        alone, _ = new_variables()
         optimizers.SGD(1.0).apply_gradients([(as_tensor(GRADIENTS[0][0]), alone)])
     np.testing.assert_allclose(alone.numpy(), START[0] - GRADIENTS[0][0])
 
@@ -374,12 +380,12 @@ def test_apply_in_cross_replica_context_raises():
 def test_apply_outside_of_scope_updates_every_copy():
     strategy = mirrored(2)
     with strategy.scope():
-        own, _ = variables()
+        variable, _ = new_variables()
         optimizer = optimizers.Adam(0.1)
     for gradients in GRADIENTS:
-        optimizer.apply_gradients([(as_tensor(gradients[0]), own)])
+        optimizer.apply_gradients([(as_tensor(gradients[0]), variable)])
     expected = adam(START[0], [g[0] for g in GRADIENTS], 0.1)
-    for component in own.values:
+    for component in variable.values:
         np.testing.assert_allclose(component.numpy(), expected, rtol=1e-11)
     assert [int(c) for c in optimizer.iterations.values] == [6, 6]
 
@@ -387,16 +393,16 @@ def test_apply_outside_of_scope_updates_every_copy():
 @pytest.mark.parametrize("outside", ["variables", "optimizer"])
 def test_apply_in_replica_of_outside_objects_raises(outside):
     strategy = mirrored(2)
-    own, optimizer = variables(), optimizers.SGD(1.0)
+    variables, optimizer = new_variables(), optimizers.SGD(1.0)
     with strategy.scope():
         if outside == "variables":
             optimizer = optimizers.SGD(1.0)
         else:
-            own = variables()
+            variables = new_variables()
     gradient = as_tensor(GRADIENTS[0][0])
     with pytest.raises(ValueError, match="was not created in the scope"):
-        strategy.run(lambda: optimizer.apply_gradients([(gradient, own[0])]) and None)
-    np.testing.assert_array_equal(own[0].numpy(), START[0])
+        strategy.run(lambda: optimizer.apply_gradients([(gradient, variables[0])]) and None)
+    np.testing.assert_array_equal(variables[0].numpy(), START[0])
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -math.inf])
@@ -414,14 +420,14 @@ def test_learning_rate_not_finite_raises(rate):
     "dtypes", [("float32", "float64"), ("float64", "float32"), ("float16", "float32")]
 )
 def test_gradient_of_another_floating_point_dtype_is_converted(make, dtypes):
-    given, own = dtypes
+    gradient_dtype, variable_dtype = dtypes
     found = []
-    for dtype in (given, own):
-        variable = Variable(np.array([1.0, 2.0], own))
+    for dtype in (gradient_dtype, variable_dtype):
+        variable = Variable(np.array([1.0, 2.0], variable_dtype))
         optimizer = make(0.5)
         for _ in range(2):
             optimizer.apply_gradients([(as_tensor(np.array([0.5, 0.25], dtype)), variable)])
-        assert variable.dtype == own
+        assert variable.dtype == variable_dtype
         found.append(variable.numpy())
     np.testing.assert_array_equal(*found)
 

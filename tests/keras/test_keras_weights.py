@@ -38,20 +38,20 @@ def test_constraints_equal_the_formulas():
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_optimizer_applies_constraint_to_every_copy(kind, optimizer):
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_optimizer_applies_constraint_to_every_copy(kind, name):
     strategy = STRATEGIES[kind]()
     with strategy.scope():
         layer = layers.Dense(2, kernel_constraint="non_neg", bias_constraint="unit_norm")
         layer.build((None, 3))
         layer.set_weights([np.ones((3, 2)), np.ones(2)])
-        step_maker = keras.optimizers.get(optimizer)
-        step_maker.learning_rate = 10.0
+        optimizer = keras.optimizers.get(name)
+        optimizer.learning_rate = 10.0
 
     def step():
         with GradientTape() as tape:
             loss = ops.reduce_sum(layer(np.ones((1, 3), np.float32)))
-        step_maker.apply_gradients(
+        optimizer.apply_gradients(
             zip(tape.gradient(loss, layer.variables), layer.variables, strict=True)
         )
 

@@ -21,8 +21,8 @@ def gradients(layer, x):
     return [y, *tape.gradient(total, sources)]
 
 
-def twins(cupy, cls):
-    """Return a layer on the host and an equal one on the device, with equal inputs."""
+def layer_pairs(cupy, cls):
+    """Yield a layer with inputs on the host, and equal ones on the device, for up to two shapes."""
     random = np.random.default_rng(2)
 
     def inputs(shape):
@@ -49,7 +49,7 @@ def twins(cupy, cls):
 
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
 def test_layer_on_device_fetches_nothing(cupy, cls):
-    for here, x, there, moved in twins(cupy, cls):
+    for here, x, there, moved in layer_pairs(cupy, cls):
         fetched = cupy.fetched
         found = gradients(there, moved)
         assert cupy.fetched == fetched

@@ -80,7 +80,8 @@ def test_more_losses_equal_the_formulas(name):
     np.testing.assert_allclose((gradient * direction).sum(), change / 2, rtol=1e-4)
 
 
-BY_ROWS = {
+#: The losses that have a kernel, and the arguments of their tests.
+KERNEL_LOSSES = {
     **{name: {} for name in FORMULAS},
     "categorical_crossentropy": {"from_logits": True},
     "mean_squared_error": {},
@@ -97,10 +98,10 @@ def loss_and_gradient(function, true, predicted, options, watched):
     return loss.numpy(), tape.gradient(loss, given[1], output_gradients=1 + loss).numpy()
 
 
-# A tape that follows the targets gets the composed operations, because kernels have no such gradient.
+# If a tape watches the targets too, the loss is composed: kernels have no gradient by the targets.
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(3, 4100), (40, 1000), (2, 3, 5), (7,), (3, 0), (0, 4)])
-@pytest.mark.parametrize("name", BY_ROWS)
+@pytest.mark.parametrize("name", KERNEL_LOSSES)
 def test_loss_by_kernel_equals_the_composed_loss_and_its_gradient(name, shape, dtype):
     rng = np.random.default_rng(5)
     true, predicted = rng.uniform(0.05, 0.95, (2, *shape)).astype(dtype)
@@ -108,7 +109,7 @@ def test_loss_by_kernel_equals_the_composed_loss_and_its_gradient(name, shape, d
         true, predicted = np.rint(true), 3 * predicted
     if name in ("huber", "log_cosh", "binary_crossentropy"):
         predicted = 9 * predicted - 4
-    function, options = losses.get(name), BY_ROWS[name]
+    function, options = losses.get(name), KERNEL_LOSSES[name]
     if name in ("categorical_crossentropy", "categorical_hinge"):
         true /= np.maximum(true.sum(-1, keepdims=True), 1)
         if shape[-1] == 0:
@@ -123,12 +124,12 @@ def test_loss_by_kernel_equals_the_composed_loss_and_its_gradient(name, shape, d
             np.testing.assert_allclose(one, other, rtol=accuracy, atol=accuracy)
 
 
-@pytest.mark.parametrize("name", BY_ROWS)
+@pytest.mark.parametrize("name", KERNEL_LOSSES)
 def test_loss_by_kernel_of_special_numbers_equals_the_composed_loss(name):
     limits = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30, 1.0, -1.0], np.float32)
     predicted = np.repeat(limits[:, None], 3, axis=1)
     true = np.broadcast_to(np.array([0.25, 0.5, 1.0], np.float32), predicted.shape)
-    function, options = losses.get(name), BY_ROWS[name]
+    function, options = losses.get(name), KERNEL_LOSSES[name]
     with np.errstate(all="ignore"):
         found = loss_and_gradient(function, true, predicted, options, False)[0]
         expected = loss_and_gradient(function, true, predicted, options, True)[0]
@@ -311,7 +312,7 @@ def test_auc_of_perfect_predictions_is_1_and_of_inverted_ones_0():
     np.testing.assert_allclose(float(logits.result()), 0, atol=1e-6)
 
 
-def test_top_k_accuracies_equal_the_definition():
+def test_top_k_accuracy_rmse_and_cosine_metrics_equal_the_definition():
     scores = RNG.random((8, 4))
     labels = RNG.integers(0, 4, 8)
     rank = (scores > scores[np.arange(8), labels][:, None]).sum(1)
@@ -397,7 +398,7 @@ METRICS = [
 
 
 @pytest.mark.parametrize("each", [*LOSSES, *METRICS], ids=lambda each: type(each).__name__)
-def test_loss_and_metric_configs_survive(each):
+def test_loss_and_metric_configs_survive_json(each):
     module = metrics if isinstance(each, metrics.Metric) else losses
     description = json.loads(json.dumps(module.serialize(each)))
     assert description["module"] == module.__name__.removeprefix("pycollective.")
@@ -431,7 +432,7 @@ def test_metrics_wrong_arguments_raise_with_reason(make, text):
         make()
 
 
-def test_metric_names_equal_those_of_keras():
+def test_loss_and_metric_names_equal_those_of_keras():
     assert keras.losses.Huber().name == "huber_loss"
     assert keras.metrics.get("mse").name == "mean_squared_error"
 

@@ -23,19 +23,19 @@ def _float64():
     keras.backend.set_floatx("float32")
 
 
-def variables():
+def new_variables():
     return [Variable(value, name=f"layer/v{i}") for i, value in enumerate(START)]
 
 
-def apply(optimizer, own, gradients):
-    optimizer.apply_gradients(zip([as_tensor(g) for g in gradients], own, strict=True))
+def apply(optimizer, variables, gradients):
+    optimizer.apply_gradients(zip([as_tensor(g) for g in gradients], variables, strict=True))
 
 
 def run(optimizer, gradients=GRADIENTS):
-    own = variables()
+    variables = new_variables()
     for each in gradients:
-        apply(optimizer, own, each)
-    return [v.numpy() for v in own]
+        apply(optimizer, variables, each)
+    return [v.numpy() for v in variables]
 
 
 # The rules for a single number --------------------------------------------------------------------
@@ -191,15 +191,15 @@ def test_optimizer_steps_equal_the_rules(name):
 
 def test_weight_decay_excludes_named_variables():
     def step(**excluded):
-        own = variables()
+        variables = new_variables()
         optimizer = optimizers.SGD(0.5, weight_decay=0.2)
         excluded.setdefault("var_names", None)
         if excluded.pop("first", False):
-            excluded["var_list"] = own[:1]
+            excluded["var_list"] = variables[:1]
         optimizer.exclude_from_weight_decay(**excluded)
-        apply(optimizer, own, [np.zeros_like(v) for v in START])
+        apply(optimizer, variables, [np.zeros_like(v) for v in START])
         return [
-            not np.array_equal(v.numpy(), s) for v, s in zip(own, START, strict=True)
+            not np.array_equal(v.numpy(), s) for v, s in zip(variables, START, strict=True)
         ], optimizer
 
     assert step()[0] == [True, True]
@@ -213,17 +213,17 @@ def test_weight_decay_excludes_named_variables():
 def test_use_ema_averages_the_variables():
     optimizer = optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)
     plain, means = [s.copy() for s in START], [None, None]
-    own = variables()
+    variables = new_variables()
     for number, gradients in enumerate(GRADIENTS, 1):
-        apply(optimizer, own, gradients)
+        apply(optimizer, variables, gradients)
         for i, g in enumerate(gradients):
             plain[i] = plain[i] - 0.1 * g
             means[i] = plain[i] if number == 1 else 0.8 * means[i] + 0.2 * plain[i]
             if number % 4 == 0:
                 plain[i] = means[i]
-            np.testing.assert_allclose(own[i].numpy(), plain[i], rtol=1e-12)
-    optimizer.finalize_variable_values(own)
-    for found, mean in zip(own, means, strict=True):
+            np.testing.assert_allclose(variables[i].numpy(), plain[i], rtol=1e-12)
+    optimizer.finalize_variable_values(variables)
+    for found, mean in zip(variables, means, strict=True):
         np.testing.assert_allclose(found.numpy(), mean, rtol=1e-12)
 
 
@@ -251,11 +251,15 @@ def test_loss_scale_factor_scales_the_loss():
 
 def test_dynamic_loss_scale_grows_and_shrinks():
     optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(1.0), 16.0, dynamic_growth_steps=2)
-    own = [Variable(np.zeros(2))]
+    variables = [Variable(np.zeros(2))]
 
     def step(gradient):
-        apply(optimizer, own, [np.asarray(gradient, float)])
-        return float(optimizer.dynamic_scale), own[0].numpy().tolist(), int(optimizer.iterations)
+        apply(optimizer, variables, [np.asarray(gradient, float)])
+        return (
+            float(optimizer.dynamic_scale),
+            variables[0].numpy().tolist(),
+            int(optimizer.iterations),
+        )
 
     assert step([16, 32]) == (16, [-1, -2], 1)
     assert step([np.inf, 0]) == (8, [-1, -2], 1)
@@ -266,27 +270,27 @@ def test_dynamic_loss_scale_grows_and_shrinks():
     optimizer.learning_rate = 0.5
     assert float(optimizer.inner_optimizer.learning_rate) == 0.5
     with GradientTape() as tape:
-        loss = ops.reduce_sum(own[0])
-    optimizer.minimize(loss, own, tape=tape)
-    assert own[0].numpy().tolist() == [-3.5, -2.5]
+        loss = ops.reduce_sum(variables[0])
+    optimizer.minimize(loss, variables, tape=tape)
+    assert variables[0].numpy().tolist() == [-3.5, -2.5]
     with pytest.raises(ValueError, match="3 is not an optimizer"):
         optimizers.LossScaleOptimizer(3)
 
 
 def test_constraints_are_applied_after_each_step():
-    own = variables()
-    own[1].constraint = lambda x: ops.maximum(x, 0.0)
+    variables = new_variables()
+    variables[1].constraint = lambda x: ops.maximum(x, 0.0)
     optimizer = optimizers.SGD(0.1)
     for gradients in GRADIENTS:
-        apply(optimizer, own, gradients)
-        assert own[1].numpy().min() >= 0 > own[0].numpy().min()
+        apply(optimizer, variables, gradients)
+        assert variables[1].numpy().min() >= 0 > variables[0].numpy().min()
 
 
 def test_global_clipnorm_not_finite_gives_nan():
-    own = variables()
+    variables = new_variables()
     gradients = [np.full((3, 2), np.inf), np.ones(5)]
-    apply(optimizers.SGD(1.0, global_clipnorm=1.0), own, gradients)
-    assert all(np.isnan(v.numpy()).all() for v in own)
+    apply(optimizers.SGD(1.0, global_clipnorm=1.0), variables, gradients)
+    assert all(np.isnan(v.numpy()).all() for v in variables)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -306,7 +310,7 @@ def test_optimizer_on_replicas_equals_one_device(count, make):
     infinite = isinstance(make(), optimizers.LossScaleOptimizer)
     strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(count)])
     with strategy.scope():
-        own, optimizer = variables(), make()
+        variables, optimizer = new_variables(), make()
     shares = RNG.dirichlet(np.ones(count))
 
     def step(values, number):
@@ -314,13 +318,13 @@ def test_optimizer_on_replicas_equals_one_device(count, make):
         parts = [g * shares[replica] for g in values]
         if infinite and number == 3 and replica == count - 1:
             parts[1] = np.full_like(parts[1], np.inf)
-        apply(optimizer, own, parts)
+        apply(optimizer, variables, parts)
 
     for number, each in enumerate(gradients):
         strategy.run(step, args=(each, number))
     if infinite:
         gradients[3][1] = np.full_like(gradients[3][1], np.inf)
-    for found, expected in zip(own, run(make(), gradients), strict=True):
+    for found, expected in zip(variables, run(make(), gradients), strict=True):
         for component in getattr(found, "values", [found]):
             np.testing.assert_allclose(component.numpy(), expected, rtol=1e-9)
 
@@ -335,21 +339,21 @@ def test_loss_scale_on_replicas_equals_one_device(count):
         lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)),
     ):
         with strategy.scope():
-            own, optimizer = variables(), make()
+            variables, optimizer = new_variables(), make()
 
-        def step(own=own, optimizer=optimizer):
+        def step(variables=variables, optimizer=optimizer):
             with GradientTape() as tape:
-                loss = sum(ops.reduce_sum(ops.square(v)) for v in own) / float(count)
-            optimizer.minimize(loss, own, tape=tape)
+                loss = sum(ops.reduce_sum(ops.square(v)) for v in variables) / float(count)
+            optimizer.minimize(loss, variables, tape=tape)
 
         strategy.run(step)
-        for found, start in zip(own, START, strict=True):
+        for found, start in zip(variables, START, strict=True):
             np.testing.assert_allclose(found.numpy(), 0.8 * start, rtol=1e-12)
 
 
 # Configs ------------------------------------------------------------------------------------------
 
-MADE = [
+OPTIMIZERS = [
     optimizers.SGD(0.5, 0.9, True, 0.1, clipnorm=2.0),
     optimizers.Adam(0.5, 0.8, 0.7, 1e-3, True),
     optimizers.AdamW(0.5, 0.1),
@@ -363,7 +367,7 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize("optimizer", MADE, ids=lambda o: o.name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_optimizer_made_from_its_config_makes_the_same_steps(optimizer):
     description = json.loads(json.dumps(optimizers.serialize(optimizer)))
     assert description["module"] == "keras.optimizers" and description["registered_name"] is None
@@ -378,7 +382,7 @@ def test_optimizer_made_from_its_config_makes_the_same_steps(optimizer):
     optimizer.save_own_variables(stored)
     assert list(stored) == [str(i) for i in range(len(optimizer.variables))]
     other = optimizers.deserialize(description)
-    other.build(variables())
+    other.build(new_variables())
     other.load_own_variables(stored)
     for a, b in zip(other.variables, optimizer.variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
@@ -473,7 +477,7 @@ def test_iterations_set_to_a_variable_counts_in_it_and_raises_once_built():
     steps = Variable(np.int64(4), trainable=False)
     optimizer = optimizers.LossScaleOptimizer(optimizers.Adam(0.1), initial_scale=1.0)
     optimizer.iterations = steps
-    apply(optimizer, variables(), GRADIENTS[0])
+    apply(optimizer, new_variables(), GRADIENTS[0])
     assert int(steps) == 5
     with pytest.raises(RuntimeError, match="Cannot set `iterations` to a new Variable"):
         optimizer.iterations = Variable(np.int64(0))

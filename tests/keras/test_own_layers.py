@@ -51,7 +51,7 @@ def test_build_takes_the_shapes_of_several_arguments():
     [
         lambda layer: layer.build((None, 3), (None, 2)),
         lambda layer: layer.build(query_shape=(None, 3), value_shape=(None, 2)),
-        lambda layer: layer.build_from_config(Attending.built_config()),
+        lambda layer: layer.build_from_config(build_config()),
     ],
 )
 def test_build_explicit_call_takes_several_shapes(build):
@@ -60,15 +60,12 @@ def test_build_explicit_call_takes_several_shapes(build):
     assert layer.built and layer.kernel.shape == (3, 2)
 
 
-def _built_config():
+def build_config():
     layer = Attending()
     layer(X, X[:, :2])
     config = layer.get_build_config()
     assert config == {"shapes_dict": {"query_shape": (None, 3), "value_shape": (None, 2)}}
     return config
-
-
-Attending.built_config = staticmethod(_built_config)
 
 
 def test_build_takes_several_shapes_in_a_functional_model():
@@ -186,6 +183,28 @@ def test_input_spec_other_inputs_raise(case, symbolic):
 @pytest.mark.parametrize(
     "spec",
     [
+        {"a": InputSpec(shape=(None, 3)), "b": InputSpec(ndim=1)},
+        [InputSpec(shape=(None, 3), name="a"), InputSpec(ndim=1, name="b")],
+    ],
+)
+def test_input_spec_of_a_dict_is_matched_by_name(spec):
+    class Sums(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs["a"][:, 0] + inputs["b"]
+
+    layer = Sums()
+    layer.input_spec = spec
+    rows = np.ones(len(X), np.float32)
+    np.testing.assert_array_equal(layer({"b": rows, "a": X}).numpy(), X[:, 0] + 1)
+    with pytest.raises(ValueError, match='Missing data for input "b"'):
+        layer({"a": X})
+    with pytest.raises(ValueError, match="expected ndim=1, found ndim=2"):
+        layer({"b": X, "a": X})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
         InputSpec(ndim=2, axes={-1: 3, 0: None}),
         InputSpec(shape=(None, 3)),
         InputSpec(shape=(None, 3, 1), allow_last_axis_squeeze=True),
@@ -234,7 +253,7 @@ def test_dense_one_axis_raises():
 
 
 @pytest.mark.parametrize("kind", ["train", "test", "predict"])
-def test_model_overrides_unused_method_raises_type_error(kind):
+def test_model_overriding_an_unused_method_raises_type_error(kind):
     with pytest.raises(TypeError, match=f"overrides make_{kind}_function.*override {kind}_step"):
         type("Own", (keras.Model,), {f"make_{kind}_function": lambda self, force=False: None})
 

@@ -86,7 +86,7 @@ class Squares(losses.Loss):
         return squares(y_true, y_pred)
 
 
-OWN = {
+CUSTOM_LOSSES = {
     "function": lambda: squares,
     "class": Squares,
     "wrapped": lambda: losses.LossFunctionWrapper(squares),
@@ -94,11 +94,13 @@ OWN = {
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "float32"])
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", CUSTOM_LOSSES)
 def test_own_loss_labels_of_any_dtype_become_those_of_predictions(kind, dtype):
     y = (np.arange(42).reshape(21, 2) % 3).astype(dtype)
     expected = ((PREDICTED - y) ** 2).mean()
-    np.testing.assert_allclose(losses_of(compiled("default", OWN[kind]()), y), [expected] * 2)
+    np.testing.assert_allclose(
+        losses_of(compiled("default", CUSTOM_LOSSES[kind]()), y), [expected] * 2
+    )
 
 
 @pytest.mark.parametrize("y", [[[1, 2]], np.array([[1, 2]]), np.array([[1, 2]], np.float32)])
@@ -173,7 +175,7 @@ def three(name, structure, **options):
 )
 def test_several_losses_of_an_output_are_summed(name, loss, weights):
     model = three(name, lambda *o: list(o), loss=loss, loss_weights=weights)
-    first, second, third = {None: (1, 1, 1)}.get(weights and 1, (2, 3, 5))
+    first, second, third = (1, 1, 1) if weights is None else (2, 3, 5)
     if weights is not None and not isinstance(weights[0], list):
         second = first
     found = model.evaluate(X, [Y, Y, Y], verbose=0, return_dict=True)
@@ -274,13 +276,13 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("of", ["mse", "mae"])
-def test_loss_last_axis_of_length_1_matches_labels_to_examples(pair, of):
+@pytest.mark.parametrize("name", ["mse", "mae"])
+def test_loss_last_axis_of_length_1_matches_labels_to_examples(pair, name):
     true_shape, predicted_shape = PAIRS[pair]
     true = RANDOM.standard_normal(true_shape)
     predicted = RANDOM.standard_normal(predicted_shape)
     size = max(true.size, predicted.size)
     difference = true.reshape(size) - predicted.reshape(size)
-    per_element = difference**2 if of == "mse" else np.abs(difference)
+    per_element = difference**2 if name == "mse" else np.abs(difference)
     expected = per_element.reshape(4, -1).mean(axis=1)
-    np.testing.assert_allclose(losses.get(of)(true, predicted).numpy(), expected)
+    np.testing.assert_allclose(losses.get(name)(true, predicted).numpy(), expected)

@@ -29,7 +29,7 @@ def gradients(model, x=X):
 
 
 def line_of(text):
-    """Return the number of the line of this file with a text."""
+    """Return the number of the first line of this file that contains a text."""
     lines = inspect.getsource(inspect.getmodule(line_of)).splitlines()
     return next(n for n, line in enumerate(lines, 1) if text in line)
 

@@ -81,11 +81,11 @@ STACKS = {
 
 def model_of(stack, functional=False):
     keras.utils.set_random_seed(3)
-    made = STACKS[stack]() if isinstance(stack, str) else stack
+    row = STACKS[stack]() if isinstance(stack, str) else stack
     if not functional:
-        return keras.Sequential([keras.Input((10, 10, 2)), *made])
+        return keras.Sequential([keras.Input((10, 10, 2)), *row])
     tensor = first = keras.Input((10, 10, 2))
-    for layer in made:
+    for layer in row:
         tensor = layer(tensor)
     return keras.Model(first, tensor)
 
@@ -258,7 +258,7 @@ def test_moving_averages_of_replays_are_those_of_the_layers(from_python):
         found = []
         for step in range(STEPS):
             x = tf.constant(IMAGES[step * BATCH :][:BATCH])
-            # Training without a tape, inference, and training again each have a record of their own.
+            # Without a tape, training has a record, and inference has another one.
             found += [np.array(model(x, training=training)) for training in (True, False, True)]
             found += [np.array(v) for v in model.non_trainable_variables]
         return [each.tobytes() for each in found]
@@ -298,7 +298,7 @@ def test_layers_around_another_one_are_replayed(between, from_python):
     assert len(replayed_steps(model)) == 2
 
 
-def test_results_are_not_written_again():
+def test_results_of_earlier_steps_are_not_overwritten():
     model = model_of("pooled")
     optimizer = keras.optimizers.SGD(0.1)
     kept = []
@@ -353,7 +353,7 @@ def test_gradients_of_some_variables_have_the_same_bits(from_python):
     assert found == expected
 
 
-def test_nested_and_persistent_tapes_run_from_python():
+def test_persistent_tape_runs_from_python():
     model = model_of("dense")
     x = tf.constant(IMAGES[:4])
     for _ in range(8):
@@ -440,7 +440,7 @@ def test_dropout_in_inference_and_training_has_the_bits_of_python(functional, fr
     assert any(known.trusted for known in inference._known.values())
 
 
-def test_dropout_with_training_argument_of_its_own_is_random(from_python):
+def test_dropout_with_training_argument_of_its_own_is_random():
     first = keras.Input((3,))
     hidden = layers.Dropout(0.5)(layers.Dense(64)(first), training=True)
     model = keras.Model(first, layers.Dense(64)(hidden))
@@ -488,13 +488,13 @@ def test_gradient_after_an_update_is_that_of_the_old_values(from_python):
     assert uses_replay(model)
 
 
-def test_another_thread_assigns_before_a_layer_reads():
+def test_variable_assigned_before_a_layer_reads_it_has_the_right_gradients():
     """Parameter servers change variables while a worker records a call."""
     layer = layers.Dense(3)
     layer.build((None, 4))
 
     def step(x):
-        layer.kernel.assign(layer.kernel.numpy() + 1)  # in the place of the other thread
+        layer.kernel.assign(layer.kernel.numpy() + 1)  # as another thread would
         return layer(x)
 
     replayed = Replayed([step], [layer])

@@ -46,7 +46,7 @@ def test_load_model_accumulate_steps_is_restored(tmp_path, replicas):
     assert not keras.models.load_model(tmp_path / "m.keras", compile=False).compiled
 
 
-def test_get_compile_config_returns_all_settings():
+def test_compile_settings_are_attributes_of_the_model():
     model = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])
     assert (model.run_eagerly, model.jit_compile, model.steps_per_execution) == (False, "auto", 1)
     model.compile("sgd", "mse", run_eagerly=True, jit_compile=False, steps_per_execution=3)
@@ -127,9 +127,8 @@ UNPICKLES = re.compile(
     re.MULTILINE,
 )
 
-
-# Pickles between a process and its own children, through pipes of `multiprocessing`; and pickles that
-# the program requests on each rank with `pickle=True`.
+# `objects.py` pickles if the program passes `pickle=True` on each rank. `spawn.py` pickles between
+# a process and its own children, through pipes of `multiprocessing`.
 TRUSTED = ["comm/objects.py", "launch/spawn.py"]
 
 

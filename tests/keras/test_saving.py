@@ -249,16 +249,16 @@ class Table(layers.Layer):
 
 
 def test_save_own_variables_override_round_trip(tmp_path):
-    def made():
+    def new_model():
         return keras.Sequential([keras.Input((4,)), layers.Dense(4), Table(name="table")])
 
-    model = made()
+    model = new_model()
     model.layers[1].names = [3, 1, 2]
     model.layers[1].scale.assign(0.5)
     model.save(tmp_path / "m.keras")
     model.save_weights(tmp_path / "m.weights.h5")
     loaded = keras.models.load_model(tmp_path / "m.keras", {"Table": Table})
-    other = made()
+    other = new_model()
     other.load_weights(tmp_path / "m.weights.h5")
     for each in loaded, other:
         assert each.layers[1].names == [3, 1, 2]
@@ -269,13 +269,13 @@ def test_save_own_variables_override_round_trip(tmp_path):
     with pytest.raises(
         ValueError, match=r"'table' has variables of shapes \[\(\)\], .* \[\(2,\)\]"
     ):
-        made().load_weights(tmp_path / "m.weights.h5")
+        new_model().load_weights(tmp_path / "m.weights.h5")
     with h5py.File(tmp_path / "m.weights.h5", "r+") as file:
         del file["layers/table/vars/0"]
         options = {"chunks": (1024, 1024), "compression": "gzip"}
         file["layers/table/vars"].create_dataset("0", (1 << 15, 1 << 15), "f4", **options)
     with pytest.raises(CheckpointError, match="would have 4294967296 bytes"):
-        made().load_weights(tmp_path / "m.weights.h5")
+        new_model().load_weights(tmp_path / "m.weights.h5")
 
 
 def test_load_model_shared_layers_stay_shared(tmp_path):
@@ -395,7 +395,7 @@ def test_load_graph_default_call_arguments_of_keras_are_dropped():
     inside = config["config"]
     assert inside["output_layers"] == ["inner", 0, 0]
     for layer in inside["layers"][1:]:
-        # Keras writes this default; for a nested model it is the program's argument.
+        # Keras writes these defaults. For a nested model, they count as the program's arguments.
         layer["inbound_nodes"][0]["kwargs"] = {"training": False, "mask": None}
     loaded = keras.saving.deserialize_keras_object(config)
     share = (loaded(np.ones((100, 4)), training=True).numpy() == 0).mean()

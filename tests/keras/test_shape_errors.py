@@ -1,4 +1,4 @@
-"""Errors of inputs that do not fit a layer's window or shape: they name the layer and both shapes."""
+"""Errors of inputs that do not fit a layer's window or shape name the layer and both shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycollective.keras import layers
 from pycollective.keras.layers.fusion import ConvReluPool
 
 
-def said(name, needed, shape):
+def error_text(name, needed, shape):
     return (
         f'Input 0 of layer "{name}" is incompatible with the layer: expected {needed}.*, but received '
         f"input with shape {re.escape(str(shape))}"
@@ -41,9 +41,9 @@ WINDOW = "images at least as large as the window of 3 x 2"
     ],
 )
 def test_shape_error_names_the_layer(layer, shape, needed):
-    with pytest.raises(ValueError, match=said("one", needed, shape)):
+    with pytest.raises(ValueError, match=error_text("one", needed, shape)):
         layer()(np.ones(shape, np.float32))
-    with pytest.raises(ValueError, match=said("one", needed, (None, *shape[1:]))):
+    with pytest.raises(ValueError, match=error_text("one", needed, (None, *shape[1:]))):
         layer()(keras.Input(shape[1:]))
 
 
@@ -69,9 +69,9 @@ def test_shape_error_in_fused_layers_names_the_right_layer(relu, functional):
     for _ in range(2):
         assert model(images(6, 7)).shape == (2, 1, 1, 3)
         # The input of the pooling is 2 x 4.
-        with pytest.raises(ValueError, match=said("pool", window.format(3), (2, 2, 4, 3))):
+        with pytest.raises(ValueError, match=error_text("pool", window.format(3), (2, 2, 4, 3))):
             model(images(5, 7))
-        with pytest.raises(ValueError, match=said("conv", window.format(4), (2, 7, 3, 2))):
+        with pytest.raises(ValueError, match=error_text("conv", window.format(4), (2, 7, 3, 2))):
             model(images(7, 3))
     assert model(images(7, 7)).shape == (2, 1, 1, 3)
     if not functional:

@@ -1,4 +1,4 @@
-"""Custom training steps on a device: no step waits for the device, or needs more calls."""
+"""Custom training steps on a device do not wait for it, nor make more calls than earlier steps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ RANDOM = np.random.default_rng(5)
 IMAGES = RANDOM.random((24, 6, 6, 1))
 LABELS = RANDOM.integers(0, 3, 24)
 STEPS = 6
+#: The number of steps that "scaled too far" skips, because gradients are not finite.
 LEFT_OUT = 3
 
 STRATEGIES = {
@@ -50,7 +51,7 @@ def _two_gpus(cupy, monkeypatch):
 
 
 def train(strategy, make_optimizer, cupy, policy="float64"):
-    """Return the model, the optimizer, and the counts before each step and after the last one."""
+    """Return model, optimizer, accuracy and losses, and the fetches and calls of each step."""
     exact = "float64" if policy == "float64" else "float32"
     with strategy.scope():
         tf.keras.utils.set_random_seed(3)
@@ -136,17 +137,18 @@ def test_variables_may_stay_on_the_host(cupy, devices, name):
     for variable in model.trainable_weights:
         assert type(variable.local().current().array) is np.ndarray
     for ours, theirs in zip(found, losses, strict=True):
-        for mine, other in zip(*(getattr(v, "values", (v,)) for v in (ours, theirs)), strict=True):
-            assert type(mine.array) is DeviceArray
-            assert float(mine) == pytest.approx(float(other), rel=1e-7)
+        parts = (getattr(v, "values", (v,)) for v in (ours, theirs))
+        for part, expected in zip(*parts, strict=True):
+            assert type(part.array) is DeviceArray
+            assert float(part) == pytest.approx(float(expected), rel=1e-7)
     for ours, theirs in zip(model.get_weights(), host.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
 def test_loss_scale_step_result_is_read_one_step_later(cupy):
     *_, counts = train(STRATEGIES["one device"](), OPTIMIZERS["scaled"], cupy)
-    mine = threading.current_thread().name
-    lags = [calls for thread, calls in cupy.waits if thread == mine]
+    this_thread = threading.current_thread().name
+    lags = [calls for thread, calls in cupy.waits if thread == this_thread]
     # Each step but the first reads the flag after its forward and backward pass were launched.
     assert len(lags) == STEPS - 1
     assert min(lags) > 0.6 * counts[-1, 1]

@@ -1,4 +1,4 @@
-"""Shape inference changes no losses, metrics or variables."""
+"""Shape inference changes no state; inputs of `Sequential`; settings of models."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_model_build_changes_nothing():
     assert untouched(model.inside)
 
 
-def test_symbolic_call_after_others_changes_nothing():
+def test_symbolic_call_after_a_call_on_values_changes_nothing():
     layer = Counting()
     layer(X)
     before = float(layer.calls), float(layer.mean.result())

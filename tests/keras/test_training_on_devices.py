@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from device_arrays import DeviceArray
-from test_optimizer_rules import GRADIENTS, MADE, START
+from test_optimizer_rules import GRADIENTS, OPTIMIZERS, START
 from test_zero_rows import PAIRS, exported, fitting, make
 
 from pycollective.keras import losses, metrics, optimizers
@@ -66,26 +66,26 @@ def test_metric_update_on_device_fetches_nothing(cupy, cls, weighted):
         np.testing.assert_allclose(result.numpy(), here.result().numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("number", range(len(MADE)), ids=lambda i: MADE[i].name)
+@pytest.mark.parametrize("number", range(len(OPTIMIZERS)), ids=lambda i: OPTIMIZERS[i].name)
 def test_optimizer_step_on_device_fetches_nothing(cupy, number):
-    description = optimizers.serialize(MADE[number])
+    description = optimizers.serialize(OPTIMIZERS[number])
     found = []
     for device in (False, True):
         optimizer = optimizers.deserialize(description)
-        own = [Variable(value, name=f"v{i}") for i, value in enumerate(START)]
-        optimizer.build(own)
+        variables = [Variable(value, name=f"v{i}") for i, value in enumerate(START)]
+        optimizer.build(variables)
         if device:
-            small = [v for v in optimizer.variables if v.ndim]
-            for variable in (*own, *small):
+            slots = [v for v in optimizer.variables if v.ndim]
+            for variable in (*variables, *slots):
                 variable.set_array(cupy.asarray(variable.numpy()))
         fetched, sent = cupy.fetched, cupy.sent
         for gradients in GRADIENTS:
             tensors = moved(cupy, *gradients) if device else map(Tensor, gradients)
-            optimizer.apply_gradients(zip(tensors, own, strict=True))
+            optimizer.apply_gradients(zip(tensors, variables, strict=True))
         if device:
             assert cupy.sent == sent + sum(map(len, GRADIENTS))  # only the gradients
             assert cupy.fetched == fetched
-            assert all(type(v.current().array) is DeviceArray for v in (*own, *small))
-        found.append([v.numpy() for v in own])
+            assert all(type(v.current().array) is DeviceArray for v in (*variables, *slots))
+        found.append([v.numpy() for v in variables])
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)

@@ -36,8 +36,8 @@ ARGUMENTS = {
 NEEDED = {"InputLayer": {"shape": (6,)}}
 #: Shapes of an example, or of examples of two inputs; a layer must accept at least one of them.
 INPUTS = [(6,), (5, 4), (6, 6, 2), (4, 4, 4, 2), [(4, 3), (4, 3)]]
-#: Targets and predictions for two examples; a loss or metric must accept at least one pair.
 RANDOM = np.random.default_rng(0)
+#: Targets and predictions for two examples; a loss or metric must accept at least one pair.
 PAIRS = {
     "labels": (np.array([1, 2]), RANDOM.random((2, 3))),
     "targets": (RANDOM.random((2, 3)), RANDOM.random((2, 3))),
@@ -47,7 +47,7 @@ PAIRS = {
 
 
 def exported(module, base):
-    """Return the subclasses of ``base`` in a module, each once; but not layers of strings."""
+    """Return each subclass of ``base`` in a module once, except the layer of strings."""
     found = {getattr(module, name) for name in module.__all__} - {layers.StringLookup}
     classes = {c for c in found if isinstance(c, type) and issubclass(c, base) and c is not base}
     return sorted(classes, key=lambda c: c.__name__)
@@ -192,7 +192,7 @@ def test_metric_batch_without_rows_changes_nothing(cls, weighted):
 
 
 @pytest.mark.parametrize("cls", exported(metrics, metrics.Metric), ids=lambda c: c.__name__)
-def test_metrics_where_one_replica_has_no_rows(cls):
+def test_metric_with_one_replica_without_rows_equals_one_device(cls):
     strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     for pair in fitting(PAIRS, lambda p: update(make(cls), p, 2, False)):
         alone = make(cls)
@@ -250,7 +250,7 @@ def leaves(base):
 def test_every_class_of_the_package_is_exported(base, module):
     """A class that its module does not export would not be tested here."""
     in_fit = {"Functional", "Sequential", "LossTracker"}  # models, and the tracker of their loss
-    # Estimators have a model of their own, if another test has imported them.
+    # Estimators have another subclass, which exists only if another test has imported them.
     found = {cls for cls in leaves(base) if cls.__module__.startswith("pycollective.keras")}
     found = {cls for cls in found if cls.__name__ not in in_fit}
     assert found - {layers.StringLookup} <= set(exported(module, base))

@@ -21,10 +21,9 @@ import pycollective as pc
 
 __all__ = [
     "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words",
-    "is_stopped",
-    "rendezvous", "refuse", "np", "os",
-    "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
-    "wait_for", "wait_for_processes", "without_descriptors", "without_memory",
+    "is_stopped", "np", "os", "pc", "refuse", "rendezvous", "resource", "resume_after", "signal",
+    "socket", "sys", "threading", "time", "until_error", "wait_for", "wait_for_processes",
+    "without_descriptors", "without_memory",
 ]  # fmt: skip
 
 # The process may be a background job of a shell, which ignores Ctrl-C.
@@ -33,8 +32,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def rendezvous(number, rank=None, size=None, **how):
     """Make a further group, at the address with the given number."""
-    apart = ("PYCOLLECTIVE_MEMORY_FD", "PYCOLLECTIVE_LISTEN_FD", "PYCOLLECTIVE_TRANSPORT")
-    env = {name: value for name, value in os.environ.items() if name not in apart}
+    excluded = ("PYCOLLECTIVE_MEMORY_FD", "PYCOLLECTIVE_LISTEN_FD", "PYCOLLECTIVE_TRANSPORT")
+    env = {name: value for name, value in os.environ.items() if name not in excluded}
     if os.environ.get("PYCOLLECTIVE_TRANSPORT") == "tcp":
         env["PYCOLLECTIVE_TRANSPORT"] = "tcp"
     env["PYCOLLECTIVE_ADDRESS"] = os.environ["ADDRESSES"].split()[number]
@@ -44,7 +43,7 @@ def rendezvous(number, rank=None, size=None, **how):
 
 
 def wait_for_processes(number):
-    """Wait until this many processes are here: one may import modules seconds after another."""
+    """Wait until this many processes have started: their imports may take seconds."""
     Path(f"started {os.getpid()}").touch()
     assert wait_for(lambda: len(list(Path.cwd().glob("started *"))) >= number)
 
@@ -73,9 +72,10 @@ def wait_for(condition, seconds=20.0):
 
 
 def held():
-    """Descriptors, threads and mapped memories of this process, and files in /dev/shm.
+    """Return counts of this process's descriptors, threads and memories, and of files in /dev/shm.
 
-    A memory counts once. A rank that takes an array away from a stopped peer splits its mapping.
+    A memory with several mappings counts once: a rank that takes an array away from a stopped peer
+    splits its mapping.
     """
     gc.collect()
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
@@ -88,7 +88,7 @@ def held():
 
 
 def grown(before):
-    """Return the resources that have grown, after time for them to end; empty if none has."""
+    """Return (now, before) of each count of `held` that stays higher for 5 s; "" if none does."""
 
     def more():
         return [(now, then) for now, then in zip(held(), before, strict=True) if now > then]
@@ -100,7 +100,7 @@ def grown(before):
 def connections():
     """Return the connected sockets of this process, by descriptor."""
     found = {}
-    # Before the first `dup`: it may get the number that the list of the folder had.
+    # Sockets are selected before the first `dup`, whose number may be that of the closed folder.
     names = [n for n in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{n}").is_socket()]
     for name in names:
         sock = socket.socket(fileno=os.dup(int(name)))
@@ -117,7 +117,7 @@ def is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def stop_until(pid, call):
+def resume_after(pid, call):
     """Resume, after `call`, a process that stops itself; return the call's result."""
     result = call()
     wait_for(lambda: is_stopped(pid))

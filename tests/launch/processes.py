@@ -25,7 +25,7 @@ TRANSPORTS = {
 
 
 def fast_on(transport):
-    """Parametrize the fixture `run_on` over two transports; the other one than ``transport`` is slow."""
+    """Parametrize `run_on` over both transports; only the case of ``transport`` is fast."""
     return pytest.mark.parametrize("run_on", some_fast(["shm", "tcp"], [transport]), indirect=True)
 
 

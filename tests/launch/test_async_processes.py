@@ -47,7 +47,7 @@ if comm.rank == 0:
 else:
     pathlib.Path("heard").touch()
     try:
-        while not has_ended():  # a call before would differ from rank 0's
+        while not has_ended():  # an earlier call would differ from rank 0's
             time.sleep(0.01)
         comm.barrier()
     except pc.AbortedError as error:

@@ -49,7 +49,7 @@ class Stopped:
         self.has_joined, self.over = threading.Event(), threading.Event()
 
     def __call__(self):
-        soon = time.monotonic() + 20
+        deadline = time.monotonic() + 20
         if self.after is not None:
             assert self.after.wait(20)
         claim = handshake.digest(KEY, "host", self.host) if self.host else ""
@@ -67,7 +67,7 @@ class Stopped:
                         hello = {"purpose": "peer", "group": table["group"], "from": self.rank}
                         hello |= {"to": peer, "stream": stream}
                         sock = socket.create_connection(tuple(table["places"][peer][:2]))
-                        connections.append(handshake.introduce(sock, KEY, hello, soon))
+                        connections.append(handshake.introduce(sock, KEY, hello, deadline))
                 self.over.wait(30)
             finally:
                 for connection in connections:

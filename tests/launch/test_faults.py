@@ -24,7 +24,7 @@ DEATHS = {
     "exit 0": "os._exit(0)",
     "exit 3": "os._exit(3)",
 }
-# Every call over two transports, and the deaths in turn. The trials of tests/faults combine all of them.
+# Every call over two transports, with the deaths in turn. The trials of tests/faults combine all.
 _DYING = [
     (t, list(DEATHS)[(i + j) % len(DEATHS)], c)
     for i, t in enumerate(TRANSPORTS)
@@ -122,7 +122,6 @@ comm = pc.init(timeout=20)
 # Ranks that survive ---------------------------------------------------------------------------
 
 IN_TURN = """
-import itertools
 assert repr(comm).endswith(", TRANSPORT>"), comm
 pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
 victim = comm.rank == 1
@@ -151,7 +150,7 @@ def interrupt(group, call):
             group.abort("rank 1 was interrupted")
         caught.touch()
         return error
-    if comm.rank == 0:  # so that the others cannot go on
+    if comm.rank == 0:  # without rank 0, the call cannot end before the interrupt
         assert wait_for(caught.exists)
     return until_error(call)
 
@@ -160,42 +159,42 @@ def stop(group, call):
     if victim:
         later(0.05, os.kill, os.getpid(), signal.SIGSTOP)
     if comm.rank == 0:
-        return stop_until(pids[1], lambda: until_error(call))
+        return resume_after(pids[1], lambda: until_error(call))
     return until_error(call)
 
 def cut(group, call):
-    mine = [sock for number, sock in connections().items() if number not in others]
+    sockets = [sock for number, sock in connections().items() if number not in others]
     def shut():
-        for sock in mine:
+        for sock in sockets:
             sock.shutdown(socket.SHUT_RDWR)
     if victim:
         later(0.05, shut)
     error = until_error(call)
-    for sock in mine:
+    for sock in sockets:
         sock.close()
     return error
 
 before = None
-for turn, (fault, name) in enumerate(CASES):
+for fault, name in CASES:
     others = connections()
     for sock in others.values():
         sock.close()
     group = comm.split(0)
     call = CALLS[name](group)
     call()
-    comm.barrier()  # all are done with it
+    comm.barrier()  # every rank has returned from the call
     print(fault, name, globals()[fault](group, call), sep=" | ", flush=True)
     group.timeout = 20
     group.close()
     del group, call
     comm.barrier()
     caught.unlink(missing_ok=True)
-    before = before or held()  # after the first: what is made once is there
+    before = before or held()  # after the first fault, as some objects are made only once
 assert comm.all_reduce(np.ones(70_000))[-1] == comm.size
 print("held", grown(before))
 """
 
-EXPECTED = {  # of the rank itself, and of the others
+EXPECTED = {  # the results of rank 1, and of the other ranks
     "abort": ("AbortedError on purpose", "AbortedError on purpose"),
     "leave": ("None", "PeerLostError rank 1"),
     "interrupt": ("KeyboardInterrupt", "AbortedError rank 1"),
@@ -251,7 +250,7 @@ assert comm.all_reduce(np.ones(3)).sum() == 3 * comm.size
 Path(f"past{comm.rank}").touch()
 if comm.rank == 1:  # the others have their sums
     assert wait_for(lambda: Path("past0").exists() and Path("past2").exists())
-if comm.rank == 1 and os.fork() == 0:  # it outlives the rank, whose end is to be noticed
+if comm.rank == 1 and os.fork() == 0:  # the child outlives the killed rank 1
     os.close(1), os.close(2)
     time.sleep(30)
     os._exit(0)
@@ -395,7 +394,7 @@ if comm.rank == 0:
 # Ranks without a privilege --------------------------------------------------------------------
 
 knows_numbers = pytest.mark.skipif(
-    platform.machine() not in SYSTEM_CALLS, reason="the numbers of system calls"
+    platform.machine() not in SYSTEM_CALLS, reason="system calls have unknown numbers here"
 )
 
 
@@ -411,7 +410,7 @@ comm = pc.init(timeout=20)
 """
     body = """
 comm.barrier()
-print(getattr(comm._group, "needing_fences", "mixed"))  # of shared memory alone
+print(getattr(comm._group, "needing_fences", "mixed"))  # an attribute of `ShmGroup` alone
 for turn in range(300):
     if turn % 100 == comm.rank:
         time.sleep(0.02)  # the others sleep
@@ -424,7 +423,7 @@ for turn in range(300):
 @pytest.mark.slow
 @knows_numbers
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_ordinary_arrays_are_read_only_if_all_ranks_may_read_their_peers(tmp_path, is_refused):
+def test_arrays_of_peers_are_read_remotely_only_if_every_rank_may_read_them(tmp_path, is_refused):
     """Six turns use staging memory. The next six read the peers' arrays, if every rank may."""
     preamble = f"""
 from in_ranks import *
@@ -437,7 +436,6 @@ length, ranks, rank = 70_001, comm.size, comm.rank
 for turn in range(13):
     root = turn % 2
     array = np.arange(ranks * length, dtype="f4").reshape(ranks, length) + turn
-    mine = slice(rank * length, (rank + 1) * length)
 
     def check(call, expected, *arguments, out, **options):
         given = array.copy()
@@ -500,7 +498,7 @@ print("done")
 @knows_numbers
 @pytest.mark.parametrize("call", ["all_to_all", "recv"])
 def test_rank_that_can_no_longer_read_its_peer_names_the_peer_and_its_call(tmp_path, call):
-    """The seventh long call is read, and so are six messages after the first ones."""
+    """The seventh long call reads the peer's array, as do six messages after the first six."""
     body = f"""
 x = np.zeros((2, 1 << 20), "f4")
 
@@ -574,11 +572,10 @@ for turn in range(34):  # 32 of them fill the memory
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["comm.all_to_all(x)", "comm.send(x, 1 - comm.rank)"])
 def test_rank_that_is_killed_while_a_peer_reads_its_array_is_named(tmp_path, call):
-    """Rank 0 either cannot read the memory, or learns before that rank 1 has ended."""
+    """Rank 0 either cannot read the memory, or has already learned that rank 1 has ended."""
     body = f"""
 x = np.zeros((2, 1 << 20), "f4")
 y = np.empty_like(x)
-turn = 0
 
 def exchange():
     if {call!r}.startswith("comm.send"):
@@ -614,7 +611,7 @@ if comm.rank == 0:
     refuse("membarrier", heard)
 comm.barrier()
 for _ in range(50):  # rank 0 may come so late that it does not sleep
-    if comm.rank != 0:  # so that rank 0 waits for memory, which rank 1 shares with it
+    if comm.rank != 0:  # so that rank 0 waits in the memory that it shares with rank 1
         time.sleep(0.3)
     comm.all_reduce(np.ones(100_000))
     if comm.broadcast(np.array([len(heard) > 0]))[0]:
@@ -637,7 +634,7 @@ comm = pc.init(timeout=40)
 pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
 
 def slowly(call):
-    # Rank 1 works for some milliseconds at a time, so that the call goes on all the time.
+    # Rank 1 works for some milliseconds at a time, so that bytes move all the time.
     began, over = time.monotonic(), threading.Event()
     def hold_up():
         while not over.is_set():
@@ -714,8 +711,7 @@ assert comm.split(0).all_reduce(np.ones(3)).sum() == 9
         assert "Too many open files" in output or rank != 1, done
 
 
-MEETING = """
-import os, sys
+RENDEZVOUS = """
 from in_ranks import *
 import pycollective.launch.tcp  # a module is a file too
 from pycollective.launch import RendezvousError
@@ -739,9 +735,11 @@ print(said)
         [("tcp", 4)],
     ),
 )
-def test_rendezvous_without_descriptors_raises_at_once(tmp_path, transport, left):
-    """Rank 1 runs out of descriptors during the rendezvous, and reports it at once."""
-    preamble = MEETING.format(limit=f"without_descriptors({left})")
+def test_rendezvous_with_few_descriptors_raises_at_once_and_can_be_repeated(
+    tmp_path, transport, left
+):
+    """Rank 1 reports at once that it has run out of descriptors. More than five are enough."""
+    preamble = RENDEZVOUS.format(limit=f"without_descriptors({left})")
     body = """
 comm = None
 assert not grown(before), grown(before)
@@ -827,7 +825,7 @@ print("goes on", flush=True)
 if comm.rank == 1:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
 print(until_error(lambda: comm.all_reduce(np.ones(50_000_000))) if comm.rank != 1 else
-      comm.all_reduce(np.ones(50_000_000)))  # kills the rank
+      comm.all_reduce(np.ones(50_000_000)))  # ends with a MemoryError
 """
     done = run(tmp_path, transport, 3, body)
     for rank, output in enumerate(done.outputs):

@@ -78,7 +78,7 @@ def server():
 def until(condition, seconds=20.0):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it does not come true"
+        assert time.monotonic() < end, "the condition does not become true"
         time.sleep(0.005)
 
 
@@ -175,20 +175,20 @@ def test_join_refused_until_the_deadline_names_the_address_and_the_reason():
 
 def test_rank_0_join_request_with_a_bad_port_names_the_field(on_ranks):
     """The last port is 65535. A rank with a larger port gets an error, and the group keeps waiting."""
-    listens = free_port()
+    rank_0_port = free_port()
 
     def joins(port):
-        soon = time.monotonic() + 20
+        deadline = time.monotonic() + 20
         while True:
             try:
-                sock = socket.create_connection(("127.0.0.1", listens))
+                sock = socket.create_connection(("127.0.0.1", rank_0_port))
                 break
             except ConnectionRefusedError:
-                assert time.monotonic() < soon
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
         with sock:
             channel = handshake.introduce(
-                sock, KEY, {k: HELLO[k] for k in ("purpose", "rank", "size")}, soon
+                sock, KEY, {k: HELLO[k] for k in ("purpose", "rank", "size")}, deadline
             )
             store = Client(channel)
             request = {"host": "127.0.0.1", "port": port, "claim": "", "milliseconds": 20_000}
@@ -199,7 +199,7 @@ def test_rank_0_join_request_with_a_bad_port_names_the_field(on_ranks):
             return str(caught.value)
 
     def joins_as(rank):
-        return rendezvous(rank, 2, [f"127.0.0.1:{listens}"], "a", environment=ENVIRONMENT)
+        return rendezvous(rank, 2, [f"127.0.0.1:{rank_0_port}"], "a", environment=ENVIRONMENT)
 
     def rank_1():
         said = [joins(port) for port in (0, 65536, "1", None, True, 1.0)]

@@ -95,7 +95,9 @@ def on_a_terminal(tmp_path, ranks, body, *options):
 @pytest.mark.parametrize(
     ("options", "prefixed"), [((), True), (("--prefix", "never"), False)]
 )  # fmt: skip
-def test_on_a_terminal_lines_have_their_rank(tmp_path, options, prefixed):
+def test_on_a_terminal_lines_have_their_rank_unless_the_prefix_is_never(
+    tmp_path, options, prefixed
+):
     status, text = on_a_terminal(tmp_path, 2, "print('a'); print('b', file=sys.stderr)", *options)
     assert status == 0
     plain = ["a", "a", "b", "b"]
@@ -166,7 +168,7 @@ def test_standard_input_goes_to_rank_0(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_run_with_closed_standard_streams_starts_the_ranks(tmp_path, closed):
-    """A service may start so. The group's memory must not get descriptors 0 to 2."""
+    """A service may have no such streams. The group's memory must not get descriptors 0 to 2."""
     script = tmp_path / "script.py"
     script.write_text(
         "import pathlib, pycollective as pc\n"
@@ -344,7 +346,7 @@ def test_the_watchdog_ends_with_the_launcher(tmp_path):
 
 # Ranks that end before the rendezvous -------------------------------------------------------------
 
-_MEETS = """
+_JOINS = """
 import pycollective as pc
 rank = os.environ["PYCOLLECTIVE_RANK"]
 open(f"started{rank}", "w").close()
@@ -387,7 +389,7 @@ os._exit(0)
 )
 def test_tcp_rank_that_ends_before_the_rendezvous_is_named_by_the_others(tmp_path, end, who):
     how, status = _ENDS[end]
-    body = _MEETS.replace("WHO", who).replace("END", end)
+    body = _JOINS.replace("WHO", who).replace("END", end)
     out, err = (process := start(tmp_path, 3, body, "--transport", "tcp")).communicate(timeout=90)
     assert process.returncode == status, err
     lines = sorted(out.splitlines())
@@ -401,7 +403,7 @@ def test_tcp_rank_that_ends_before_the_rendezvous_is_named_by_the_others(tmp_pat
 
 
 def test_tcp_rank_that_ends_after_the_rendezvous_is_no_error(tmp_path):
-    body = _MEETS.replace("WHO", "none").replace("END", "pass") + _EXITS
+    body = _JOINS.replace("WHO", "none").replace("END", "pass") + _EXITS
     process = start(tmp_path, 3, body, "--transport", "tcp")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
@@ -409,20 +411,23 @@ def test_tcp_rank_that_ends_after_the_rendezvous_is_no_error(tmp_path):
 
 
 def test_list_of_ended_ranks_has_the_first_that_failed_or_never_joined():
-    made = Ended.create(3, "127.0.0.1:1")
-    seen = Ended(made.descriptor, 3, "127.0.0.1:1")
-    assert seen.rank_and_text is None
-    seen.has_connected(1)
-    made.write(1, "rank 1 exited with status 0", failed=False)
-    assert seen.rank_and_text is None
-    made.write(2, "rank 2 exited with status 0", failed=False)
-    assert seen.rank_and_text == (2, "rank 2 exited with status 0 before all ranks were connected")
-    made.write(1, "rank 1 exited with status 3", failed=True)
-    assert seen.rank_and_text[0] == 2
+    writer = Ended.create(3, "127.0.0.1:1")
+    reader = Ended(writer.descriptor, 3, "127.0.0.1:1")
+    assert reader.rank_and_text is None
+    reader.has_connected(1)
+    writer.write(1, "rank 1 exited with status 0", failed=False)
+    assert reader.rank_and_text is None
+    writer.write(2, "rank 2 exited with status 0", failed=False)
+    assert reader.rank_and_text == (
+        2,
+        "rank 2 exited with status 0 before all ranks were connected",
+    )
+    writer.write(1, "rank 1 exited with status 3", failed=True)
+    assert reader.rank_and_text[0] == 2
     long = Ended.create(1, "127.0.0.1:1")
     long.write(0, "é" * 1000, failed=True)
     assert "é" * 100 in long.rank_and_text[1]
-    for one in (made, long):
+    for one in (writer, long):
         os.close(one.descriptor)
 
 
@@ -432,13 +437,13 @@ def test_list_of_ended_ranks_wrong_descriptor_is_none(tmp_path):
     assert Ended.of_environment({}, 2, "a:1") is None
     for text in ("", "x", "-1", "99999", "9" * 30):
         assert Ended.of_environment({variable: text}, 2, "a:1") is None
-    made = Ended.create(2, "a:1")
-    given = {variable: str(made.descriptor)}
+    ended = Ended.create(2, "a:1")
+    given = {variable: str(ended.descriptor)}
     assert Ended.of_environment(given, 2, "a:1") is not None
     # The survivors make another group.
     assert Ended.of_environment(given, 1, "a:1") is None
     assert Ended.of_environment(given, 2, "a:2") is None
-    os.close(made.descriptor)
+    os.close(ended.descriptor)
     for content in (b"", b"hello", bytes(1000)):
         (tmp_path / "other").write_bytes(content)
         with open(tmp_path / "other", "r+b") as file:

@@ -52,14 +52,14 @@ def request(process):
 
 @pytest.fixture
 def group():
-    made = []
+    groups = []
 
     def make(size, **more):
-        made.append(Group(size, **more))
-        return made[-1]
+        groups.append(Group(size, **more))
+        return groups[-1]
 
     yield make
-    for one in made:
+    for one in groups:
         one.store.close()
 
 
@@ -136,7 +136,7 @@ def test_leader_rank_lost_before_the_choice_may_come_again(group):
 
 
 @pytest.mark.parametrize(
-    ("reached", "stands", "shared", "hosts"),
+    ("reached", "representatives", "shared", "hosts"),
     [
         ([0, 0, 2, 2], [0, 0, 2, 2], [True] * 4, [0, 0, 1, 1]),
         ([0, 0, 2, 2], [0, 0, 2, 2], [True, False, True, True], [0, 1, 2, 2]),
@@ -144,12 +144,14 @@ def test_leader_rank_lost_before_the_choice_may_come_again(group):
         ([0, 7, [], 0], [0, 1, 2, 0], [True, False, False, True], [0, 1, 2, 0]),
     ],
 )
-def test_leader_hosts_are_what_ranks_have_reached_and_proved(group, reached, stands, shared, hosts):
+def test_leader_hosts_are_what_ranks_have_reached_and_proved(
+    group, reached, representatives, shared, hosts
+):
     """A rank that reaches a rank which does not represent a host is alone on its host."""
     four = group(4)
     four.join(0, 1, 2, 3)
     four.answer("near", *reached)
-    assert four.get("near")["hosts"] == stands
+    assert four.get("near")["hosts"] == representatives
     assert four.get("ready") is None
     four.answer("ready", *shared)
     assert four.get("ready")["hosts"] == hosts

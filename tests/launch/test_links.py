@@ -130,15 +130,15 @@ def test_different_secret_or_description_is_reported(on_ranks, monkeypatch):
 def test_foreign_listener_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as sock, contextlib.ExitStack() as held:
         where = f"127.0.0.1:{sock.getsockname()[1]}"
-        mine = f"127.0.0.1:{free_port()}"
-        found = probe(1, 2, [where, mine], 0.8, ENVIRONMENT)
+        own_address = f"127.0.0.1:{free_port()}"
+        found = probe(1, 2, [where, own_address], 0.8, ENVIRONMENT)
         assert found.links[1, 0][0] == links.OTHER
         assert found.links[1, 0][1].startswith("a program listens there that does not answer as")
         # A listener with a full queue never answers, like a firewall that drops packets.
         with contextlib.suppress(TimeoutError):
             while True:
                 held.enter_context(socket.create_connection(sock.getsockname(), 0.1))
-        found = probe(1, 2, [where, mine], 0.8, ENVIRONMENT)
+        found = probe(1, 2, [where, own_address], 0.8, ENVIRONMENT)
         assert found.links == {(1, 0): (links.SILENT, "")}
 
 
@@ -174,11 +174,11 @@ def test_addresses_without_a_secret_must_be_loopback():
 
 def test_own_address_in_use_raises():
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        mine = f"127.0.0.1:{sock.getsockname()[1]}"
+        taken = f"127.0.0.1:{sock.getsockname()[1]}"
         with pytest.raises(RendezvousError, match="Address already in use"):
-            probe(0, 2, [mine, "127.0.0.1:1"], 1.0, ENVIRONMENT)
+            probe(0, 2, [taken, "127.0.0.1:1"], 1.0, ENVIRONMENT)
         with pytest.raises(RendezvousError, match="rank 1 cannot listen at 127.0.0.1"):
-            probe(1, 2, ["127.0.0.1:1", mine], 1.0, ENVIRONMENT)
+            probe(1, 2, ["127.0.0.1:1", taken], 1.0, ENVIRONMENT)
 
 
 GOOD = {
@@ -197,12 +197,14 @@ def test_malformed_reports_are_refused(on_ranks):
                 sock = socket.create_connection(("127.0.0.1", port))
                 break
             time.sleep(0.01)
-        soon = time.monotonic() + 20
+        deadline = time.monotonic() + 20
         about = {"purpose": "probe", "from": 1}
-        with contextlib.closing(introduce(sock, key_of(SECRET.encode()), about, soon)) as channel:
-            channel.send(news, soon)
+        with contextlib.closing(
+            introduce(sock, key_of(SECRET.encode()), about, deadline)
+        ) as channel:
+            channel.send(news, deadline)
             with contextlib.suppress(OSError):
-                return channel.receive(soon)
+                return channel.receive(deadline)
         return None
 
     def other():
@@ -235,7 +237,7 @@ def test_older_report_is_ignored():
     about = Description.of_environment(ENVIRONMENT, 0, 2, ["127.0.0.1:1"])
     probe = links._Probe(about, ["127.0.0.1:1"], {0: ("127.0.0.1", 1)})
     for version, text in ((2, "new"), (1, "old")):
-        probe._take({"reports": [{**GOOD, "version": version, "routes": {"0": text}}]})
+        probe._keep_newest({"reports": [{**GOOD, "version": version, "routes": {"0": text}}]})
     assert probe._findings().routes == {(1, 0): "new"}
 
 

@@ -40,13 +40,13 @@ def at(ports):
     return [f"127.0.0.1:{port}" for port in ports]
 
 
-def soon():
+def deadline():
     return time.monotonic() + 20
 
 
 def reached(port, rank, size):
     """Connect to rank 0's store as a rank does; return the connection."""
-    until = soon()
+    until = deadline()
     while True:
         try:
             sock = socket.create_connection(("127.0.0.1", port))
@@ -60,7 +60,7 @@ def reached(port, rank, size):
 
 def value_of(store, key):
     """Return the value that rank 0 sets."""
-    until = soon()
+    until = deadline()
     while store.get(key) is None:
         assert time.monotonic() < until
         store.wait(0.1)
@@ -183,9 +183,9 @@ def test_rendezvous_elastic_rank_0_lost_raises_first_rank_lost(on_ranks):
 
     def rank_0():
         with socket.create_server(("127.0.0.1", port)) as server:
-            channel, _ = handshake.answer(server.accept()[0], KEY, soon())
-        channel.send({"values": {}}, soon())
-        channel.receive(soon())
+            channel, _ = handshake.answer(server.accept()[0], KEY, deadline())
+        channel.send({"values": {}}, deadline())
+        channel.receive(deadline())
         channel.close()
 
     _, error = on_ranks([rank_0, Rank(1, [*at([port]), *at(free_ports(1))], **SOME)], call)

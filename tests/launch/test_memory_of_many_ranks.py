@@ -16,11 +16,12 @@ RANKS = 64
 PREAMBLE = """
 from in_ranks import *
 
-def own():
+def private():
+    "MiB of this process's own pages."
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
-before = own()
+before = private()
 comm = pc.init(timeout=120, join_timeout=120)
 """
 BODY = """
@@ -35,8 +36,8 @@ def shared():
 
 def report():
     comm.barrier()
-    mine = np.array([own() - before, shared()])
-    most = comm.all_reduce(mine, "max")
+    used = np.array([private() - before, shared()])
+    most = comm.all_reduce(used, "max")
     if r == 0:
         print(*(int(m) for m in most), flush=True)
     comm.barrier()
@@ -60,6 +61,6 @@ def test_memory_of_64_ranks_is_allocated_at_first_use(tmp_path, transport):
     done = run(tmp_path, transport, RANKS, BODY, preamble=PREAMBLE, seconds=180)
     assert (set(done.codes), done.errors) == ({0}, "")
     begun, near, far = (map(int, line.split()) for line in done.outputs[0].splitlines())
-    for (own, shared), most in ((begun, 16), (near, 128), (far, 512)):
-        assert own < 16  # MiB of each rank
+    for (private, shared), most in ((begun, 16), (near, 128), (far, 512)):
+        assert private < 16  # MiB of each rank
         assert shared < most  # MiB of all ranks of a host

@@ -66,12 +66,12 @@ CASES = {
         "all_gather(np.ones((2, 3)), ragged=True)", "all_gather(np.ones((2, 4)), ragged=True)",
         "all_gather #2 (float64[*, 3]", "all_gather #2 (float64[*, 4]",
     ),
-    "packs of equal lengths": (
+    "arrays of equal total length": (
         "all_reduce_many([np.ones((2, 3)), np.ones(4)])",
         "all_reduce_many([np.ones(4), np.ones((2, 3))])",
         "(float64[2, 3] [4], sum, ", "(float64[4] [2, 3], sum, ",
     ),
-    "the end of a long pack": (
+    "the last of many arrays": (
         "all_reduce_many([*np.ones((9, 1)), np.ones((2, 3))], async_op=True).wait()",
         "all_reduce_many([*np.ones((9, 1)), np.ones((3, 2))], async_op=True).wait()",
         "(float64[1] [1] [1] [1] [… ", "(float64[1] [1] [1] [1] [… ",
@@ -175,7 +175,7 @@ _LAST_FAST = [("shm", "close"), ("host", "exit"), ("tcp", "exit"), ("mixed", "cl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("transport", "end"), some_fast(_LAST, _LAST_FAST))
-def test_calls_that_differ_last_of_all_end_the_job_in_failure(tmp_path, transport, end):
+def test_last_calls_that_differ_end_the_job_in_failure(tmp_path, transport, end):
     body = "comm.broadcast(np.ones(4), comm.rank)\n" + ("comm.close()\n" if end == "close" else "")
     done = run(tmp_path, transport, 2, body)
     assert any(done.codes), done

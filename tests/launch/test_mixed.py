@@ -1,4 +1,4 @@
-"""Groups of which some ranks share a host: PYCOLLECTIVE_HOST_ID stands for several hosts on one."""
+"""Groups in which some ranks share a host; PYCOLLECTIVE_HOST_ID simulates several hosts on one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 
 
 def join(envs, seconds=15.0):
-    """Call init for each in a thread of its own; return the communicators."""
+    """Call init for each environment in a thread of its own; return the communicators."""
     results = init_results(envs, seconds)
     for result in results:
         assert not isinstance(result, Exception), result
@@ -31,7 +31,7 @@ def join(envs, seconds=15.0):
 
 
 def init_results(envs, seconds=15.0):
-    """Call init for each in a thread of its own; return communicators or errors."""
+    """Call init for each environment in a thread of its own; return communicators or errors."""
     results = [None] * len(envs)
 
     def one(i):
@@ -213,7 +213,7 @@ def test_memory_socket_without_the_key_gives_nothing(monkeypatch, on_ranks):
 
 @pytest.mark.slow
 def test_rank_that_one_peer_waits_for_is_named_by_all(monkeypatch):
-    """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits for rank 2, and longer."""
+    """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits longer, for rank 2."""
     real, real_drop = peers.Peers.until_reached, peers.Peers.drop
     given_up = threading.Semaphore(0)
 

@@ -108,11 +108,11 @@ def test_debug_trace_describes_groups_and_calls(run_on, monkeypatch):
     assert status == 0, err
     for rank in range(2):
         lines = [line for line in err.splitlines() if f"[rank {rank}]" in line]
-        made, *_ = [line for line in lines if " INFO " in line]
-        assert f"rank {rank} of 2, " in made
-        assert re.search(r"described by pycollective run; ", made)
-        assert "algorithms: built-in table" in made
-        assert "1 host" in made or "no two ranks are known to share a host" in made
+        description, *_ = [line for line in lines if " INFO " in line]
+        assert f"rank {rank} of 2, " in description
+        assert re.search(r"described by pycollective run; ", description)
+        assert "algorithms: built-in table" in description
+        assert "1 host" in description or "no two ranks are known to share a host" in description
         (call,) = [line for line in lines if "all_reduce #1 " in line]
         assert f"TRACE rank {rank} of 2: all_reduce #1 (float64[3], sum, " in call
         assert f"rank {rank} of 2 (rank {rank} before), " in err

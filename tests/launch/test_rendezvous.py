@@ -207,11 +207,11 @@ def test_is_listening_sees_rank_0_of_the_group_and_no_foreign_listener(on_ranks)
         assert not is_listening(addresses, ENVIRONMENT)
         accepts.join(20)
 
-    def looks():
+    def joins():
         wait_until(lambda: is_listening(addresses, ENVIRONMENT))
         return Rank(1, addresses)()
 
-    assert on_ranks([Rank(0, addresses), looks], call) == [(0, 2, 3.0), (1, 2, 3.0)]
+    assert on_ranks([Rank(0, addresses), joins], call) == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
 def test_addresses_malformed_raise():

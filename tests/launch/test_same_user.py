@@ -142,7 +142,7 @@ def other(port, seconds, **more):
     """Start rank 1 as a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", _OTHER, str(seconds)],
-        cwd="/",  # the sources have no core beside them
+        cwd="/",  # in the repository, Python would import the package without its compiled core
         env=surroundings(**description(1, port), **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -196,7 +196,7 @@ def test_init_without_a_secret_process_with_another_key_is_refused(runtime, tmp_
 
 
 def test_init_insecure_needs_no_key(no_runtime, monkeypatch):
-    monkeypatch.setattr(secret, "of_user", lambda: pytest.fail("it is asked for"))
+    monkeypatch.setattr(secret, "of_user", lambda: pytest.fail("the key of the user is read"))
     env = {**description(1, free_port()), "PYCOLLECTIVE_INSECURE": "1"}
     with pytest.raises(RendezvousError, match="did not reach rank 0"):
         init(environment=env, join_timeout=0.2)
@@ -280,7 +280,7 @@ def test_secret_file_of_this_user_alone_is_used(tmp_path, mode):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_secret_file_of_another_owner_is_not_judged(tmp_path):
+def test_secret_file_of_another_owner_is_used_with_any_mode(tmp_path):
     """Container systems mount secrets that belong to root, and that all in the container can read."""
     file = tmp_path / "secret"
     file.write_text(SECRET)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory n
 @pytest.mark.slow
 def test_split_into_rows_columns_and_nested_groups_works(run_on):
     body = """
-r, n = comm.rank, comm.size
+r = comm.rank
 row, column = comm.split(r // 2), comm.split(r % 2, key=-r)
 assert repr(row).split(", ")[1] == repr(comm).split(", ")[1]
 assert (row.rank, column.rank, row.size, column.size) == (r % 2, 1 - r // 2, 2, 2)
@@ -123,12 +123,12 @@ except pc.MismatchError:
 
 
 @pytest.mark.slow
-def test_split_memory_that_cannot_be_opened_is_reported(tmp_path, run_on):
+def test_split_memory_that_cannot_be_opened_is_reported(run_on):
     body = """
 from pycollective.comm import split
 def elsewhere(offer):
-    return broken([offer[0], 10**6, *offer[2:]])
-broken = split.SharedMemory._open
+    return open_memory([offer[0], 10**6, *offer[2:]])
+open_memory = split.SharedMemory._open
 if comm.rank == 1:
     split.SharedMemory._open = staticmethod(elsewhere)
     import pycollective.launch.tcp as tcp

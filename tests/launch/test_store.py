@@ -59,9 +59,9 @@ class Served:
 
 @pytest.fixture
 def served():
-    made = Served()
-    yield made
-    made.close()
+    served = Served()
+    yield served
+    served.close()
 
 
 def received(client, key):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 SIZE = 3
 OVERSIZED = struct.pack("!I", 16 << 20) + bytes(16 << 20)
 ENOUGH = 12
-"""Oversized messages to rank 0: if it kept them, its memory would grow beyond what is allowed."""
+"""Number of oversized messages to rank 0. Its memory would exceed the limit if it kept them."""
 PREPARED = """
 from in_ranks import *
 def resident():

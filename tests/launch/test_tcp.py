@@ -28,7 +28,6 @@ from pycollective.launch import RendezvousError, handshake, init, interfaces
 from pycollective.launch.handshake_server import HandshakeServer
 
 PREAMBLE = """
-import os, signal, sys, time
 import numpy as np
 import pycollective as pc
 comm = pc.init(timeout=20)
@@ -127,7 +126,7 @@ def environment(rank, size, port, **more):
 
 
 def join(environments, seconds=15.0):
-    """Call init for each in a thread of its own; return communicators or errors."""
+    """Call init for each environment in a thread of its own; return communicators or errors."""
     results = [None] * len(environments)
 
     def one(i):
@@ -429,7 +428,7 @@ def frames(rng):
 
 
 def bother(port, stop, seed, counts):
-    """Send at most 400 bad greetings; hold a few connections open."""
+    """Send about 400 bad greetings; hold a few connections open."""
     rng = random.Random(seed)
     held = []
     for i in range(45):
@@ -459,6 +458,7 @@ def wait_until_listened_to(port):
             if sock.getsockname() != sock.getpeername():
                 return
         time.sleep(0.01)
+    raise AssertionError(f"nobody listens at port {port}")
 
 
 @pytest.mark.slow
@@ -502,7 +502,7 @@ def test_handshake_replayed_is_refused():
         2,
         lambda channel, hello: entered.append(channel),
     )
-    soon = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     said = []
 
     class Tape(socket.socket):
@@ -512,19 +512,19 @@ def test_handshake_replayed_is_refused():
 
     with Tape() as sock:
         sock.connect(server.address)
-        handshake.introduce(sock, handshake.key_of(SECRET.encode()), {"purpose": "join"}, soon)
+        handshake.introduce(sock, handshake.key_of(SECRET.encode()), {"purpose": "join"}, deadline)
         while not entered:
             time.sleep(0.01)
     assert len(said) == 2
     with socket.create_connection(server.address) as sock:
         channel = handshake.Channel(sock)
         sock.sendall(said[0])
-        assert "nonce" in channel.receive(soon)
+        assert "nonce" in channel.receive(deadline)
         sock.sendall(said[1])
-        assert channel.receive(soon) == {"refused": "the secrets differ", "secret": False}
-    # A member's own proof sent back to it is refused, and so is a changed message.
+        assert channel.receive(deadline) == {"refused": "the secrets differ", "secret": False}
+    # A process with another key is refused.
     with socket.create_connection(server.address) as sock, pytest.raises(handshake.Refused):
-        handshake.introduce(sock, handshake.key_of(b"other"), {}, soon)
+        handshake.introduce(sock, handshake.key_of(b"other"), {}, deadline)
     assert len(entered) == 1
     entered[0].close()
     server.close()
@@ -534,23 +534,23 @@ def test_changed_and_repeated_messages_are_noticed():
     with socket.create_server(("127.0.0.1", 0)) as server:  # a Unix socket needs no codes
         a = socket.create_connection(server.getsockname())
         b = server.accept()[0]
-    soon = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     ours, theirs = handshake.Channel(a), handshake.Channel(b)
     ours.seal(b"key", True)
     theirs.seal(b"key", False)
-    ours.send({"n": 1}, soon)
+    ours.send({"n": 1}, deadline)
     frame = b.recv(1000)
     for wrong in (frame[:-1] + b"\0", frame[:5] + b"m" + frame[6:]):
         a.sendall(wrong)
         with pytest.raises(handshake.HandshakeError, match="changed"):
-            theirs.receive(soon)
+            theirs.receive(deadline)
     a.sendall(frame + frame)
-    assert theirs.receive(soon) == {"n": 1}
+    assert theirs.receive(deadline) == {"n": 1}
     with pytest.raises(handshake.HandshakeError, match="changed"):
-        theirs.receive(soon)
+        theirs.receive(deadline)
     b.sendall(frame)  # sent back
     with pytest.raises(handshake.HandshakeError, match="changed"):
-        ours.receive(soon)
+        ours.receive(deadline)
     a.close()
     b.close()
 
@@ -581,13 +581,13 @@ def pair_with_this_test():
 
 def test_host_of_a_lost_rank_is_its_address_where_that_is_not_this_ranks():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        theirs, mine = [], []
+        theirs, ours = [], []
         for _ in range(2):
             near = server.getsockname()[:2]
             theirs.append(socket.create_connection(near, source_address=("127.0.0.2", 0)))
-            mine.append(server.accept()[0])
-    group = _core.TcpGroup(0, [[], [sock.fileno() for sock in mine]])
-    for sock in (*mine, *theirs):
+            ours.append(server.accept()[0])
+    group = _core.TcpGroup(0, [[], [sock.fileno() for sock in ours]])
+    for sock in (*ours, *theirs):
         sock.close()
     with pytest.raises(pc.PeerLostError, match=r"^rank 1 \(127\.0\.0\.2\) is lost") as caught:
         _core.Communicator(group, 0).barrier(5.0)
@@ -685,10 +685,10 @@ def test_told_mismatch_has_calls_only_if_each_rank_has_one():
 def test_recv_connection_for_messages_ended_names_the_peer_before_the_deadline():
     """The control connection stays open, and does not report that the peer left."""
     pairs = [socket.socketpair() for _ in range(3)]
-    control, data, pipe = (mine.fileno() for mine, _ in pairs)
+    control, data, pipe = (ours.fileno() for ours, _ in pairs)
     comm = _core.Communicator(_core.TcpGroup(0, [[], [control, data]], [-1, pipe]), 0)
-    for mine, _ in pairs:
-        mine.close()
+    for ours, _ in pairs:
+        ours.close()
     pairs[2][1].close()
     with pytest.raises(pc.PeerLostError, match="for messages between rank 0 and rank 1 has ended"):
         comm.recv(np.empty(1 << 18), 1, 0, 60.0)

@@ -104,24 +104,24 @@ def total(comm):
     ],
 )
 def test_tls_collectives_equal_those_without_tls(on_ranks, certificates, hosts):
-    own = [certificates() for _ in range(3)]
-    for rank, env in enumerate(own if hosts != "tcp" else ()):
+    environments = [certificates() for _ in range(3)]
+    for rank, env in enumerate(environments if hosts != "tcp" else ()):
         env["PYCOLLECTIVE_TRANSPORT"] = ""
         env["PYCOLLECTIVE_HOST_ID"] = "a" if hosts == "one" or rank else "b"
-    assert on_ranks(members(own, total), call) == [[299_997.0, 3.0]] * 3
+    assert on_ranks(members(environments, total), call) == [[299_997.0, 3.0]] * 3
 
 
 def test_tls_rendezvous_is_encrypted(on_ranks, certificates):
-    for own, secret in ([certificates()] * 2, True), ([{}] * 2, False):
+    for environments, is_encrypted in ([certificates()] * 2, True), ([{}] * 2, False):
         port = free_port()
         between = Recorder(port)
         where = [f"127.0.0.1:{port}", f"127.0.0.1:{between.port}"]
         try:
-            assert on_ranks(members(own, total, where), call) == [[199_998.0, 2.0]] * 2
+            assert on_ranks(members(environments, total, where), call) == [[199_998.0, 2.0]] * 2
         finally:
             between.close()
         said = b"".join(between.said)
-        assert (b"purpose" not in said) == secret
+        assert (b"purpose" not in said) == is_encrypted
 
 
 def test_tls_connections_without_a_certificate_do_not_disturb(on_ranks, certificates):
@@ -174,12 +174,12 @@ def test_tls_failure_reaches_all_ranks_with_its_reason(on_ranks, certificates):
     def fails(comm):
         if comm.rank == 1:
             time.sleep(0.1)
-            comm.abort("mine")
+            comm.abort("the reason")
         comm.all_reduce(np.ones(10))
 
     for error in on_ranks(members([certificates()] * 3, fails), call):
         assert isinstance(error, pc.CollectiveError)
-        assert "mine" in str(error)
+        assert "the reason" in str(error)
 
 
 def test_tls_silent_returns_the_rank_without_heartbeat(on_ranks, certificates):
@@ -283,8 +283,8 @@ def members_or_refused(environments):
     ],
 )
 def test_tls_untrusted_certificate_is_refused(on_ranks, monkeypatch, certificates, others, why):
-    own = [certificates(), certificates(*others) if others else {}]
-    first, second = refused(on_ranks, monkeypatch, *members_or_refused(own))
+    environments = [certificates(), certificates(*others) if others else {}]
+    first, second = refused(on_ranks, monkeypatch, *members_or_refused(environments))
     assert isinstance(first, RendezvousError)
     assert "failed the handshake" in str(first)
     assert isinstance(second, RendezvousError)
@@ -334,7 +334,7 @@ def until(condition):
 @pytest.mark.slow
 @pytest.mark.parametrize("sends", [False, True], ids=["silent", "sends on"])
 def test_accept_refused_peer_that_stays_is_disconnected(refusing, certificates, sends):
-    """The peer has a second to read the reason; thread and connection end then."""
+    """The peer has a second to read the reason; then the thread and the connection end."""
     with refused_peer(refusing, certificates) as sock:
 
         def is_disconnected():

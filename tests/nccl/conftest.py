@@ -1,4 +1,4 @@
-"""GPUs and NCCL for tests without either."""
+"""Simulated GPUs and NCCL, for machines that have neither."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 
 from pycollective.nccl import loading
 
-sys.path.append(str(Path(__file__).parents[1] / "distribute"))  # its workers are processes
+sys.path.append(str(Path(__file__).parents[1] / "distribute"))  # for the module `workers`
 
 
 @pytest.fixture(autouse=True)
 def without_nccl():
-    """Leave the library that there is to the tests."""
+    """Override the fixture that hides NCCL: these tests choose their library."""
 
 
 @pytest.fixture(scope="session")
 def fake_path(tmp_path_factory):
-    """Path of a libnccl of host memory; skips without a C compiler."""
+    """Path of a stand-in for libnccl that uses host memory; skips without a C compiler."""
     return fake_gpus.build(tmp_path_factory.mktemp("nccl"))
 
 
 @pytest.fixture(scope="session")
 def older_path(tmp_path_factory):
-    """Path of one that is version 2.21."""
+    """Path of a stand-in for libnccl 2.21."""
     return fake_gpus.build(tmp_path_factory.mktemp("older"), 22100)
 
 

@@ -39,7 +39,7 @@ def build(folder, version=22803):
 
 
 class Device:
-    """The context in which a device is the thread's."""
+    """Context manager that makes a device the current one of this thread."""
 
     def __init__(self, cuda, number):
         self._cuda, self.id = cuda, number
@@ -89,7 +89,7 @@ class Stream:
 
 
 class Event:
-    """An event that happens when a stream has executed its work so far, with all that it waits for."""
+    """An event after a stream's work so far, and after the events for which the stream waits."""
 
     def __init__(self, cuda, timed):
         self._cuda, self.timed = cuda, timed
@@ -116,7 +116,7 @@ class Event:
         if self._cuda.library.fake_wait(self._stream, self._count, seconds):
             ended = self._cuda.library.fake_ended(self._stream, self._count)
             self.time = max(self._recorded, ended, *(event.time for event in first))
-            self._over = True  # after `time`, which another thread may read now
+            self._over = True  # last: another thread may read `time` from now on
             self._first = []
         return self._over
 
@@ -125,7 +125,7 @@ class Event:
         return self._wait(0.0)
 
     def synchronize(self):
-        assert self._wait(20.0), "a stream of the stand-in does not come to its end"
+        assert self._wait(20.0), "a stream of the stand-in has not finished after 20 s"
 
 
 class CUDARuntimeError(RuntimeError):
@@ -137,7 +137,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class Cuda:
-    """``cupy.cuda`` with this number of devices.
+    """``cupy.cuda`` with ``devices`` GPUs.
 
     After ``failed`` is set, every query of an event gives an error, as after an illegal access.
     """
@@ -178,7 +178,7 @@ class Cuda:
 
     def get_elapsed_time(self, first, second):
         for event in (first, second):
-            assert event.timed and event.done  # as CUDA has it
+            assert event.timed and event.done  # as CUDA requires
         return 1e3 * (second.time - first.time)
 
     def alloc_pinned_memory(self, size):

@@ -1,4 +1,4 @@
-"""Copies to and from a device, for which only their own thread waits."""
+"""Copies to and from a device; only the thread that uses a copy waits for it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def test_upload_waits_until_its_memory_is_free(gpus, device, dtype):
     with gpus.cuda.Device(device):
         before = len(gpus.cuda.streams[device])
         upload = Upload()
-        own = gpus.cuda.streams[device][-1]
+        copy_stream = gpus.cuda.streams[device][-1]
         assert len(gpus.cuda.streams[device]) == before + 1
         for turn in range(1, 4):
-            copied = upload(array.T)  # in any order
+            copied = upload(array.T)  # in another memory order
             # The computing stream may still use the previous contents of the memory.
-            assert own.waits == turn
+            assert copy_stream.waits == turn
             assert copied.device.id == device and copied.dtype == array.dtype
             np.testing.assert_array_equal(gpus.asnumpy(copied), array.T)
-            array[0, 0] = 1  # the copy is one
+            array[0, 0] = 1  # the next copy has this value
         assert len(gpus.cuda.streams[device]) == before + 1
     assert gpus.sent == 3
 
@@ -39,7 +39,7 @@ def test_upload_without_pinned_memory_works(gpus, monkeypatch):
     np.testing.assert_array_equal(gpus.asnumpy(upload(array.T)), array.T)
 
 
-def test_fetch_keeps_the_value_at_its_begin(gpus):
+def test_fetch_keeps_the_value_at_its_start(gpus):
     there = gpus.asarray(np.array([[1.5, 2.5]]))
     fetch = Fetch(there)
     there[0, 0] = 9

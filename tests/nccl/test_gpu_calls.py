@@ -62,21 +62,21 @@ def test_every_collective_on_gpus_is_right(gpus, on_gpus):
         same(get(in_place), everyone[0] * r)
         same(get(c.all_gather(y)), whole)
         same(get(c.all_to_all(y)), np.stack([e[r] for e in everyone]))
-        # Ragged ones: rank r has r + 1 rows.
-        mine = put(np.full((r + 1, 2), r, np.int16))
+        # Ragged arrays: rank r has r + 1 rows.
+        ragged_rows = put(np.full((r + 1, 2), r, np.int16))
         rows = np.concatenate([np.full((q + 1, 2), q) for q in range(size)])
-        same(get(c.all_gather(mine, ragged=True)), rows)
-        later = c.gather(mine, 1, ragged=True, async_op=True).wait()
+        same(get(c.all_gather(ragged_rows, ragged=True)), rows)
+        later = c.gather(ragged_rows, 1, ragged=True, async_op=True).wait()
         if r == 1:
             same(get(later), rows)
-        given = put(rows.astype(np.int16)) if r == 0 else mine
+        given = put(rows.astype(np.int16)) if r == 0 else ragged_rows
         part = c.scatter(given, ragged=True, counts=[1, 2, 3] if r == 0 else None)
         same(get(part), np.full((r + 1, 2), r))
         sent = put(np.full((3, 1), r, np.int64))
         counts = [0, 1, 2]
         got = c.all_to_all(sent, counts)
         same(get(got)[:, 0], np.repeat(np.arange(size), r))
-        # Messages go round.
+        # Messages go round a ring.
         out = put(np.zeros((3, 2), np.float32))
         w = c.send(y, (r + 1) % size, async_op=True)
         assert c.recv(out, (r - 1) % size) is out
@@ -164,16 +164,16 @@ class Interface:
 
 
 def test_gpu_arrays_of_other_libraries_are_reduced(gpus, on_gpus):
-    taken = gpus.asarray
+    asarray = gpus.asarray
     gpus.from_dlpack = lambda x: x.array
-    gpus.asarray = lambda x, dtype=None: x.array if isinstance(x, Interface) else taken(x, dtype)
+    gpus.asarray = lambda x, dtype=None: x.array if isinstance(x, Interface) else asarray(x, dtype)
 
     def work(c):
-        x = taken(np.ones(3))
+        x = asarray(np.ones(3))
         for y in (Foreign(x), Foreign(x, 13), Interface(x)):
             got = c.all_reduce(y)
             assert isinstance(got, gpus.ndarray) and gpus.asnumpy(got).tolist() == [2, 2, 2]
-        out = Interface(taken(np.zeros(3)))
+        out = Interface(asarray(np.zeros(3)))
         assert c.all_reduce(x, out=out) is out
         assert gpus.asnumpy(out.array).tolist() == [2, 2, 2]
         return True
@@ -254,10 +254,13 @@ def test_calls_run_on_the_stream_of_the_program(gpus, on_gpus):
     calls = [line.split("stream=")[1] for line in gpus.log() if "AllReduce" in line]
     for rank, (ptr, after, *results) in enumerate(found):
         assert after.done and results == [[2.0] * 4] * 2
-        mine = [c for c, line in zip(calls, [x for x in gpus.log() if "AllReduce" in x], strict=True)
-                if line.startswith(f"rank {rank}:")]  # fmt: skip
-        assert mine[0] == str(0x100 + rank) and mine[1] == str(ptr)
-        assert mine[2] not in mine[:2]  # beside the program's streams
+        streams = [
+            c
+            for c, line in zip(calls, [x for x in gpus.log() if "AllReduce" in x], strict=True)
+            if line.startswith(f"rank {rank}:")
+        ]
+        assert streams[0] == str(0x100 + rank) and streams[1] == str(ptr)
+        assert streams[2] not in streams[:2]  # the asynchronous call used another stream
 
 
 def test_call_returns_before_the_device_has_finished(gpus, on_gpus):
@@ -290,7 +293,7 @@ def test_call_returns_before_the_device_has_finished(gpus, on_gpus):
 
 
 def test_calls_on_the_per_thread_stream_are_ordered(gpus):
-    """NCCL launches from its own threads, where it would be a third one."""
+    """NCCL launches kernels from its own threads, where the handle means another stream."""
     (alone,) = local_group(1, timeout=20)
     x = gpus.asarray(np.ones(4, np.float32))
     given, streams = gpus.cuda.library.fake_given, []
@@ -364,7 +367,7 @@ def test_array_of_another_gpu_than_the_current_one_is_reduced(gpus, on_ranks, fi
     assert check(on_ranks(local_group(2, timeout=20), work)) == [want] * 2
 
 
-def test_all_to_all_does_not_send_a_part_in_its_place(gpus, on_gpus):
+def test_scatter_does_not_send_a_part_that_is_in_place(gpus, on_gpus):
     def work(c):
         x = gpus.asarray(np.arange(4, dtype=np.float32))
         out = x[:2] if c.rank == 0 else gpus.asarray(np.zeros(2, np.float32))
@@ -499,7 +502,7 @@ def one_sum(gpus, c):
 def test_ranks_on_one_gpu_with_the_variable_use_nccl(
     gpus, on_ranks, monkeypatch, caplog, processes
 ):
-    """Processes may share one where NCCL is set so; threads have one stream, and may not."""
+    """The variable lets processes share a GPU. Threads may not: they would share a stream, too."""
     monkeypatch.setenv("FAKE_NCCL_VERSION", "23000")
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     if processes == 2:
@@ -600,12 +603,12 @@ def test_algorithm_by_name_uses_the_device_executor(gpus, on_gpus, monkeypatch):
 
     @algorithms.algorithm(num_chunks=1)
     def pair(rank, size):
-        mine, total = algorithms.input[0], algorithms.output[0]
+        source, total = algorithms.input[0], algorithms.output[0]
         if rank == 0:
-            yield algorithms.send(1, mine)
+            yield algorithms.send(1, source)
             yield algorithms.recv(1, total)
         else:
-            yield algorithms.recv_reduce(0, mine, total)
+            yield algorithms.recv_reduce(0, source, total)
             yield algorithms.send(0, total)
 
     found = check(on_gpus(local_group(2, timeout=20), work))

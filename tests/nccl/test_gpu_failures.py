@@ -22,8 +22,8 @@ from pycollective.nccl import communicator as watching
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """Whatever is looked for now and then is looked for often."""
+def short_intervals(monkeypatch):
+    """Shorten the intervals and waits of the threads that watch NCCL and the other ranks."""
     gc.collect()  # closes communicators of earlier tests
     monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
     monkeypatch.setattr(watching, "_CAUSE_SECONDS", 0.1)
@@ -31,7 +31,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(watch.Watch, "GRACE", 0.1)
 
 
-class Part:
+class Failing:
     """An object of NCCL's binding in which some methods fail."""
 
     def __init__(self, whole, *failing):
@@ -73,14 +73,14 @@ def test_error_of_an_nccl_call_raises_on_all_ranks(gpus, on_gpus):
             except NcclError as error:
                 failed.set()
                 return error
-        failed.wait(20)  # the failure is to be rank 0's
+        failed.wait(20)  # so that rank 0 fails first
         while True:  # the other rank raises it, at the latest in its next call
             c.all_reduce(ones(gpus))
             time.sleep(0.01)
 
-    mine, other = on_gpus(local_group(2, timeout=20), work)
-    assert mine.code == 6 and "ncclAllReduce failed: remote process exited" in str(mine)
-    assert "rank 0, all_reduce(float32[4], sum)" in str(mine)
+    first, other = on_gpus(local_group(2, timeout=20), work)
+    assert first.code == 6 and "ncclAllReduce failed: remote process exited" in str(first)
+    assert "rank 0, all_reduce(float32[4], sum)" in str(first)
     assert isinstance(other, AbortedError) and "rank 0, all_reduce(float32[4], sum)" in str(other)
     assert aborted(gpus) == ["rank 0: CommAbort", "rank 1: CommAbort"]
 
@@ -98,9 +98,9 @@ def test_asynchronous_nccl_error_raises_on_all_ranks(gpus, on_gpus):
                 return error
             time.sleep(0.01)
 
-    mine, other = on_gpus(local_group(2, timeout=20), work)
-    assert isinstance(mine, NcclError) and mine.code in (0, 6)
-    assert "remote process exited" in str(mine)  # by the call, or by the watching thread
+    first, other = on_gpus(local_group(2, timeout=20), work)
+    assert isinstance(first, NcclError) and first.code in (0, 6)
+    assert "remote process exited" in str(first)  # by the call, or by the watching thread
     assert isinstance(other, AbortedError)
     assert aborted(gpus) == ["rank 0: CommAbort", "rank 1: CommAbort"]
 
@@ -134,7 +134,7 @@ def test_missing_rank_raises_peer_lost_error(gpus, on_gpus):
     def work(c):
         begun(c, gpus)
         until = time.monotonic() + 20
-        while c._gpu.nccl._watch._counts != [1, 1, 1]:  # as heartbeats tell it
+        while c._gpu.nccl._watch._counts != [1, 1, 1]:  # heartbeats exchange the counts
             assert time.monotonic() < until
             time.sleep(0.01)
         c.barrier()
@@ -164,10 +164,10 @@ def test_rank_without_elements_counts_its_calls(gpus, on_gpus):
     """A rank without elements is not named when another rank is late."""
 
     def work(c):
-        mine = ones(gpus)[: 4 * (c.rank != 1)]
+        x = ones(gpus)[: 4 * (c.rank != 1)]
         for _ in range(3):
-            c.gather(mine, 0, ragged=True)
-            c.all_reduce(mine[:0])
+            c.gather(x, 0, ragged=True)
+            c.all_reduce(x[:0])
         c.barrier()
         return c._gpu.nccl._nccl.calls
 
@@ -178,14 +178,14 @@ def test_heartbeats_ignore_timeouts_of_calls(gpus, on_gpus):
     """A rank whose heartbeat is late is not lost, however short the timeouts of calls are."""
 
     def work(c):
-        mine = begun(c, gpus)._gpu.nccl._watch
-        mine._own.timeout = 0.05
+        heartbeats = begun(c, gpus)._gpu.nccl._watch
+        heartbeats._own.timeout = 0.05
         c.barrier()
         if c.rank == 1:
-            with mine._lock:  # its watching thread waits
+            with heartbeats._lock:  # its watching thread waits
                 time.sleep(0.3)
         c.barrier()
-        failure = mine._failure
+        failure = heartbeats._failure
         c.barrier()  # a rank that leaves earlier would be a failure to the other
         return failure
 
@@ -253,14 +253,14 @@ def test_new_group_after_a_failure_works(gpus, on_gpus):
 def test_nccl_init_error_raises(gpus, on_gpus):
     """The ranks raise NCCL's error, and no rank waits for another."""
 
-    gpus.cuda.library.fake_set_device = lambda number: None  # NCCL sees one where CuPy shows two
+    gpus.cuda.library.fake_set_device = lambda number: None  # NCCL sees one GPU, and CuPy two
     for error in on_gpus(local_group(2, timeout=20), lambda c: c.all_reduce(ones(gpus))):
         assert isinstance(error, CollectiveError)
         assert "making the communicator" in str(error) and "invalid usage" in str(error)
 
 
 def test_nccl_init_error_of_one_rank_fails_all_ranks_at_once(gpus, on_gpus, monkeypatch):
-    """The other ranks wait for that rank in the creation, and raise its error."""
+    """The other ranks wait for that rank while they make the communicator, and raise its error."""
     found = gpu.nccl.NcclCommunicator
 
     def refusing(library, unique_id, size, rank, *rest):
@@ -284,8 +284,8 @@ def test_nccl_error_while_failing_still_raises_on_all_ranks(gpus, on_gpus, faili
     def work(c):
         begun(c, gpus).barrier()
         if c.rank == 0:
-            mine = c._gpu.nccl._nccl
-            mine._comm = Part(mine._comm, failing)
+            by_nccl = c._gpu.nccl._nccl
+            by_nccl._comm = Failing(by_nccl._comm, failing)
             if failing == "abort":
                 gpus.cuda.library.fake_async_error(0, 6)
         until = time.monotonic() + 20
@@ -293,9 +293,9 @@ def test_nccl_error_while_failing_still_raises_on_all_ranks(gpus, on_gpus, faili
             c._gpu.nccl._nccl.check()
             time.sleep(0.01)
 
-    mine, other = on_gpus(local_group(2, timeout=20), work)
+    first, other = on_gpus(local_group(2, timeout=20), work)
     what = "NCCL reports" if failing == "abort" else "can no longer be watched: async_error fails"
-    assert isinstance(mine, NcclError) and what in str(mine), mine
+    assert isinstance(first, NcclError) and what in str(first), first
     assert isinstance(other, AbortedError) and what in str(other), other
     assert ("failed to abort a communicator: abort fails" in caplog.text) == (failing == "abort")
 
@@ -304,10 +304,10 @@ def test_nccl_error_without_a_watching_thread_raises_on_all_ranks(gpus, on_gpus)
     def work(c):
         begun(c, gpus).barrier()
         if c.rank == 0:
-            mine = c._gpu.nccl._nccl
-            mine._over.set()  # ends the watching thread
-            mine._thread.join(20)
-            mine._comm = Part(mine._comm, "async_error")
+            by_nccl = c._gpu.nccl._nccl
+            by_nccl._over.set()  # ends the watching thread
+            by_nccl._thread.join(20)
+            by_nccl._comm = Failing(by_nccl._comm, "async_error")
             with pytest.raises(NcclError, match=r"rank 0, all_reduce.*async_error fails"):
                 c.all_reduce(ones(gpus))
         until = time.monotonic() + 20
@@ -315,18 +315,18 @@ def test_nccl_error_without_a_watching_thread_raises_on_all_ranks(gpus, on_gpus)
             c._gpu.nccl._nccl.check()
             time.sleep(0.01)
 
-    mine, other = on_gpus(local_group(2, timeout=20), work)
-    assert isinstance(mine, NcclError) and "async_error fails" in str(mine)
+    first, other = on_gpus(local_group(2, timeout=20), work)
+    assert isinstance(first, NcclError) and "async_error fails" in str(first)
     assert isinstance(other, AbortedError) and "async_error fails" in str(other)
 
 
 def test_close_logs_a_failed_abort(gpus, caplog):
     (alone,) = local_group(1)
-    mine = begun(alone, gpus)._gpu.nccl._nccl
-    mine._comm = Part(mine._comm, "destroy", "abort")
+    by_nccl = begun(alone, gpus)._gpu.nccl._nccl
+    by_nccl._comm = Failing(by_nccl._comm, "destroy", "abort")
     alone.close()
     assert "failed to abort a communicator: abort fails" in caplog.text
-    mine._comm._whole.abort()
+    by_nccl._comm._whole.abort()
 
 
 @pytest.mark.parametrize("what", ["unique_id", "identity"])
@@ -339,7 +339,7 @@ def test_rank_that_cannot_start_nccl_fails_all_ranks(gpus, on_gpus, monkeypatch,
         return str(number)
 
     found = gpu.nccl.library()
-    monkeypatch.setattr(gpu.nccl, "library", lambda: Part(found, what))
+    monkeypatch.setattr(gpu.nccl, "library", lambda: Failing(found, what))
     if what == "identity":
         monkeypatch.setattr(gpu.device, "identity", identity)
 
@@ -369,7 +369,7 @@ sys.path[:0] = {paths!r}
 import fake_gpus, numpy as np, pytest
 gpus = fake_gpus.make_gpus(pytest.MonkeyPatch(), {library!r})
 import pycollective as pc
-from pycollective.comm import watch
+from pycollective.comm import gpu, watch
 """
 
 DIES = """
@@ -378,8 +378,7 @@ comm = pc.init(timeout=60)
 with gpus.cuda.Device(comm.rank):
     if comm.rank == 1:
         comm.barrier()
-        # Each process has an NCCL of its own, which waits for the other for ever.
-        true = gpu.nccl.NcclCommunicator
+        # Each process has an NCCL of its own, which waits for the other process for ever.
         gpu.nccl.NcclCommunicator = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     else:
         comm.barrier()
@@ -412,7 +411,7 @@ x = comm.empty(3, device="gpu")
 if {stall}:
     gpus.cuda.library.fake_stall(1)
     comm.all_reduce(x, out=x)
-import atexit, threading
+import threading
 print("ends with", threading.active_count(), "threads")
 """
 

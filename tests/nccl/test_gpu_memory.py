@@ -86,7 +86,7 @@ def ones(gpus, n=4):
     ],
 )
 def test_registered_memory_on_some_ranks_only_raises(gpus, on_gpus, call):
-    """NCCL does not define the result, so that all ranks raise an error."""
+    """NCCL does not define the result, so all ranks raise an error."""
 
     def work(c):
         return call(c, c.empty(4, device="gpu"), ones(gpus))
@@ -170,11 +170,11 @@ class Memory:
     """A stand-in for NCCL's memory that records allocations and frees."""
 
     def __init__(self):
-        self.made, self.freed = 0, []
+        self.allocated, self.freed = 0, []
 
     def mem_alloc(self, nbytes):
-        self.made += 1
-        return 4096 * self.made
+        self.allocated += 1
+        return 4096 * self.allocated
 
     def mem_free(self, address):
         self.freed.append(address)

@@ -64,9 +64,9 @@ def test_timeline_has_the_times_of_gpus(gpus, on_gpus, tmp_path, monkeypatch):
     found = by_nccl(file)
     assert len(found) == 6
     for rank in range(2):
-        mine = {e["name"]: e for e in found if e["pid"] == rank}
-        assert mine.keys() == {"all_reduce", "broadcast", ("send", "recv")[rank]}
-        reduced, cast, message = (mine[name] for name in mine)
+        calls = {e["name"]: e for e in found if e["pid"] == rank}
+        assert calls.keys() == {"all_reduce", "broadcast", ("send", "recv")[rank]}
+        reduced, cast, message = (calls[name] for name in calls)
         assert reduced["args"] == {
             "bytes": 16, "dtype": "float32", "shape": [4], "transport": "NCCL", "op": "max",
             "times": "of the GPU", "call": 2,

@@ -14,7 +14,7 @@ from pycollective.tensor import Tensor
 
 @pytest.fixture
 def two(gpus, monkeypatch):
-    """Two GPUs that are all there are."""
+    """Return a stand-in for CuPy with which the package finds two GPUs."""
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (2, ""))
     return gpus
 
@@ -99,7 +99,7 @@ def test_replicas_without_nccl_warn_and_are_right(two, monkeypatch, tmp_path, ca
 
 
 def test_gradients_are_reduced_while_others_are_computed(two):
-    """Packs are enqueued before the tape is done, each GPU's on one stream beside the program's."""
+    """Buckets are enqueued before the tape is done, on one more stream of each GPU."""
     strategy = d.MirroredStrategy()
     strategy.extended.gradient_options = d.experimental.CommunicationOptions(bytes_per_pack=8)
     with strategy.scope():
@@ -107,7 +107,7 @@ def test_gradients_are_reduced_while_others_are_computed(two):
         optimizer = tf.keras.optimizers.SGD(1.0)
     seen = [[], []]
 
-    def mine(replica):
+    def streams_of(replica):
         lines = [line for line in reductions(two) if line.startswith(f"rank {replica}:")]
         return [int(line.rsplit("stream=")[1]) for line in lines]
 
@@ -115,7 +115,7 @@ def test_gradients_are_reduced_while_others_are_computed(two):
     def noted(x):
         def gradient(dy):
             replica = int(d.get_replica_context().replica_id_in_sync_group)
-            seen[replica].append(mine(replica))
+            seen[replica].append(streams_of(replica))
             return dy
 
         return x, gradient
@@ -132,10 +132,10 @@ def test_gradients_are_reduced_while_others_are_computed(two):
     strategy.run(step)
     for replica in range(2):
         at_third, at_second = seen[replica][:2]
-        streams = mine(replica)
+        streams = streams_of(replica)
         own, program = streams[0], 0x100 + replica
         assert (len(at_third), len(at_second), len(streams)) == (1, 2, 3), seen
-        assert own != program and streams == [own, own, program]  # with nothing left to compute
+        assert own != program and streams == [own, own, program]  # the last bucket
         side = [s for s in two.cuda.streams[replica] if s.ptr == own]
         assert len(side) == 1 and side[0].waits >= 2  # for earlier work of the program's stream
         total = (
@@ -182,7 +182,7 @@ def test_training_on_gpus_equals_training_on_cpus(two, overlaps):
 
 
 def test_replicas_on_one_gpu_are_right(two, monkeypatch):
-    """NCCL refuses them; whatever reduces then, results are right and where they belong."""
+    """If replicas share a GPU, NCCL is not used; results are right, and on the replicas' GPUs."""
     monkeypatch.setattr(config, "_state", config._State())
     config.set_logical_device_configuration("gpu:0", 2)
     strategy = d.MirroredStrategy()

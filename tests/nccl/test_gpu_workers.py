@@ -74,7 +74,7 @@ for how in ("RING", "NCCL", "AUTO"):
         values = [put(numbers[r] * k, kind) for k, kind in kinds]
         return context.all_reduce("SUM", values), context.all_reduce("MEAN", values[2])
     result, mean = strategy.run(sums)
-    made = calls() - before
+    all_reduces = calls() - before
     every = components(*result, mean)
     assert [c.array.device.id for c in every[:R]] == [T * R + i for i in range(R)]
     with strategy.scope():
@@ -84,7 +84,7 @@ for how in ("RING", "NCCL", "AUTO"):
     strategy.extended.gradient_options = d.experimental.CommunicationOptions(bytes_per_pack=1)
     @tf.custom_gradient
     def noted(x):
-        def gradient(dy):  # the first pack, of b, is on its way
+        def gradient(dy):  # the first bucket, of b, is on its way
             if here() == 0:
                 early.append(among_workers() - sent)
             return dy
@@ -100,7 +100,8 @@ for how in ("RING", "NCCL", "AUTO"):
         strategy.run(step, args=(batch,))
     weights = [c.read_value() for c in components(w, b)]
     plain = [[gpus.asnumpy(c.array).tolist() for c in part] for part in (every, weights)]
-    say(**{how: dict(sums=plain[0], weights=plain[1], rows=rows, made=made, early=early)})
+    found = dict(sums=plain[0], weights=plain[1], rows=rows, all_reduces=all_reduces, early=early)
+    say(**{how: found})
     strategy.close()
 """
 
@@ -122,9 +123,10 @@ def test_workers_use_nccl(tmp_path, fake_path, replicas):
             assert said["NCCL"][name] == first["NCCL"][name] == said["AUTO"][name]
         # An all-reduce for each type and the mean: among the workers, and among a worker's replicas,
         # each of which makes it.
-        made = 4 if replicas == 1 else 4 + 4 * replicas
-        assert [said[how]["made"] for how in ("RING", "NCCL", "AUTO")] == [0, made, made]
-        # In each step the first of two packs is on its way among the workers before the tape is done.
+        count = 4 if replicas == 1 else 4 + 4 * replicas
+        counts = [said[how]["all_reduces"] for how in ("RING", "NCCL", "AUTO")]
+        assert counts == [0, count, count]
+        # In each step, the first of two buckets moves among the workers before the tape is done.
         assert [said[how]["early"] for how in ("RING", "NCCL")] == [[0, 0, 0], [1, 3, 5]]
     rows = [row for said in (first, second) for row in said["NCCL"]["rows"]]
     assert sorted(rows) == ([1, 2, 2, 2, 2, 2] if replicas == 1 else [0] + 11 * [1])
@@ -136,7 +138,7 @@ STEPS = """
 strategy = strategy_of(timeout_seconds=TIMEOUT)
 def step():
     return d.get_replica_context().all_reduce("SUM", put(np.ones(100), "float32"))
-if R > 1:  # packs that are begun early, on both levels
+if R > 1:  # buckets that are begun early, on both levels
     with strategy.scope():
         v, w = (tf.Variable(np.ones(100, np.float32)) for _ in range(2))
         optimizer = tf.keras.optimizers.SGD(1e-9)
@@ -177,10 +179,10 @@ def faulty(tmp_path, fake_path, fault, replicas=1, timeout=100, again=False, **m
     return processes, f"rank 1 (worker 1 at {addresses[1]})"
 
 
-@pytest.mark.parametrize(("replicas", "told"), [(1, True), (2, False)])
-def test_killed_worker_raises_on_the_others(tmp_path, fake_path, replicas, told):
+@pytest.mark.parametrize(("replicas", "remote_errors"), [(1, True), (2, False)])
+def test_killed_worker_raises_on_the_others(tmp_path, fake_path, replicas, remote_errors):
     """The lost worker is named, also if NCCL itself reports the lost peer."""
-    more = {"FAKE_NCCL_REMOTE_ERRORS": "1"} if told else {}
+    more = {"FAKE_NCCL_REMOTE_ERRORS": "1"} if remote_errors else {}
     fault = "os.kill(os.getpid(), 9)"
     processes, lost = faulty(tmp_path, fake_path, fault, replicas, **more)
     done = ended(processes, 30)
@@ -189,17 +191,17 @@ def test_killed_worker_raises_on_the_others(tmp_path, fake_path, replicas, told)
     assert "rank 0: CommAbort" in done.outputs[0], done.outputs[0]
 
 
-@pytest.mark.parametrize("heard", ["heartbeat", "deadline"])
-def test_stopped_worker_raises_on_the_others(tmp_path, fake_path, heard):
-    seconds = {"heartbeat": "1", "deadline": "inf"}[heard]
-    timeout = {"heartbeat": 100, "deadline": 1}[heard]
+@pytest.mark.parametrize("noticed_by", ["heartbeat", "deadline"])
+def test_stopped_worker_raises_on_the_others(tmp_path, fake_path, noticed_by):
+    seconds = {"heartbeat": "1", "deadline": "inf"}[noticed_by]
+    timeout = {"heartbeat": 100, "deadline": 1}[noticed_by]
     fault = "signal.raise_signal(signal.SIGSTOP)"
-    body = dict(PYCOLLECTIVE_HEARTBEAT=seconds)
+    more = {"PYCOLLECTIVE_HEARTBEAT": seconds}
     processes, lost = faulty(
-        tmp_path, fake_path, f"import signal; {fault}", timeout=timeout, **body
+        tmp_path, fake_path, f"import signal; {fault}", timeout=timeout, **more
     )
     try:
-        (done,) = [ended(processes[:1], 30)]
+        done = ended(processes[:1], 30)
     finally:
         processes[1].kill()
         processes[1].communicate()
@@ -208,7 +210,7 @@ def test_stopped_worker_raises_on_the_others(tmp_path, fake_path, heard):
 
 
 def test_asynchronous_nccl_error_raises_on_all_workers(tmp_path, fake_path):
-    """The failed rank raises NCCL's error, and the others an error that names it; then they continue."""
+    """The failed rank raises NCCL's error, the other an error with its text; a new group works."""
     fault = "gpus.cuda.library.fake_async_error(1, 3); time.sleep(0.5)"
     processes, _ = faulty(tmp_path, fake_path, fault, again=True)
     done = ended(processes, 30)
@@ -236,7 +238,7 @@ say(found=found)
 
 
 def test_workers_on_one_gpu_are_right(tmp_path, fake_path):
-    """NCCL refuses them unless a variable allows it: arrays use host memory, with a warning."""
+    """Unless a variable allows NCCL, arrays are copied through host memory, with a warning."""
     processes, _ = begin(tmp_path, fake_path, SHARED, FAKE_NCCL_VERSION="23000")
     done = ended(processes, 30)
     assert [said["found"] for said in done.said] == [[[3, 0], [3, 1]]] * 2

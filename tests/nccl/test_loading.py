@@ -63,7 +63,9 @@ def test_library_that_is_too_old_raises(nowhere, monkeypatch, fake_path):
         finding.library()
 
 
-def test_library_search_has_this_order(nowhere, monkeypatch, fake_path, older_path):
+def test_library_search_order_is_loaded_then_variable_then_package(
+    nowhere, monkeypatch, fake_path, older_path
+):
     monkeypatch.setattr(finding, "_in_package", lambda: str(older_path))
     assert finding.library().version == 22100
     finding._opened = None
@@ -229,16 +231,16 @@ def test_pre_mul_sum_scales(fake_path, name):
     kind = np.dtype(known)
     values = [np.array([1, 2, 3]).astype(kind), np.array([2, 0, 1]).astype(kind)] * 2
     outputs = [np.zeros(3, kind) for _ in range(3)]
-    met = threading.Barrier(3)
+    all_done = threading.Barrier(3)
 
     def work(comm, r):
         op = comm.make_pre_mul_sum(np.array(r + 1).astype(kind).tobytes(), number)
         a, b = values[r].ctypes.data, outputs[r].ctypes.data
         comm.all_reduce(a, b, 3, number, op, 1 + r)
-        met.wait(20)
+        all_done.wait(20)
         total = outputs[r].astype(float).tolist()
         comm.reduce_scatter(a, b, 1, number, op, 1 + r)
-        met.wait(20)
+        all_done.wait(20)
         comm.destroy_op(op)
         with pytest.raises(NcclError, match="ncclRedOpDestroy failed: invalid argument"):
             comm.destroy_op(0)
@@ -330,7 +332,7 @@ except NcclError as error:
     assert error.code == 5 and "ncclGroupEnd failed: " in str(error), error
 else:
     raise AssertionError
-try:  # of a rank that there is not, or without a driver
+try:  # rank 5 of 2 does not exist, and the driver may be missing
     _core.nccl.Comm(found, found.unique_id(), 2, 5, blocking=False)
 except NcclError as error:
     assert error.code in (1, 4, 5) and "ncclCommInitRankConfig failed: " in str(error), error
@@ -346,8 +348,8 @@ print("well")
     assert run.stdout == "well\n", run.stdout + run.stderr
 
 
-def test_library_opened_by_several_threads_is_one(fake_path, tmp_path):
-    """Instances are entered into pybind11's tables one after the other; this once ended the process."""
+def test_library_opened_by_several_threads_does_not_crash(fake_path, tmp_path):
+    """pybind11 registers the new instances in a table, which needs the GIL."""
     program = f"""
 import sys, threading
 from pycollective import _core

@@ -1,4 +1,4 @@
-"""Products of matrices on a GPU, with a stand-in that multiplies as cuBLAS: matrices by columns."""
+"""Products of matrices on a GPU, with a stand-in whose matrices are column-major as in cuBLAS."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TYPES = {2: np.float16, 0: np.float32, 1: np.float64}
 class Library:
     """The functions of cuBLAS that are used, on the memory of the stand-in for CuPy."""
 
-    def __init__(self, wrong=False):
+    def __init__(self):
         self.products = self.handles = 0
-        self.wrong = wrong
+        self.wrong = False
 
     def cublasCreate_v2(self, handle):
         self.handles += 1
@@ -51,11 +51,11 @@ class Library:
 
 @pytest.fixture
 def library(monkeypatch):
-    made = Library()
-    monkeypatch.setattr(cublas, "_library", lambda: made)
+    stand_in = Library()
+    monkeypatch.setattr(cublas, "_library", lambda: stand_in)
     monkeypatch.setattr(cublas, "_handles", cublas._Handles())
     monkeypatch.setattr(cublas, "_trusted", {})
-    return made
+    return stand_in
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

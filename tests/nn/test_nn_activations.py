@@ -1,4 +1,4 @@
-"""Compiled operations on elements and reductions beside float64 references."""
+"""Compiled operations on elements and reductions compared with float64 references."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ REFERENCES = {
     "sin": math.sin,
     "cos": math.cos,
 }
-#: Functions that are only for larger numbers.
+#: The number above which a function is tested; the other functions are tested for all numbers.
 ABOVE = {"log": 0, "log1p": -1, "sqrt": 0, "rsqrt": 0, "reciprocal": 0}
-#: The largest error, in units of the last place of f(x), for negative x of the larger of |x| and |f(x)|.
+#: The largest error in units in the last place of f(x). For negative x, the units are those of the
+#: larger of |x| and |f(x)|.
 ULPS = 4
 
 #: The step of the difference quotients.

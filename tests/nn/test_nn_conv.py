@@ -73,7 +73,10 @@ def test_conv2d_values_equal_the_definition(case: Any, dtype: str, blocks: None)
 def test_conv2d_gradients_equal_finite_differences(
     case: Any, activation: Any, blocks: None
 ) -> None:
-    """The loss is linear in each number if no relu changes its sign, so differences are exact."""
+    """Differences have no error but rounding.
+
+    The loss is linear in each number unless an input of relu changes its sign.
+    """
     inputs = arrays(case, "float64")
     rng = np.random.default_rng(4)
     tensors = [as_tensor(a) for a in inputs]
@@ -129,7 +132,7 @@ def test_other_dtypes_take_the_array_module_route() -> None:
     np.testing.assert_allclose(y.array.astype(float), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_noncontiguous_misaligned_and_readonly_input_gives_the_same() -> None:
+def test_noncontiguous_misaligned_and_readonly_input_gives_the_same_values() -> None:
     x, w, b = arrays(CASES[4], "float64")
     expected = conv2d(x, w, b, padding="SAME").array
     strided = np.asfortranarray(x)
@@ -149,7 +152,7 @@ def test_noncontiguous_misaligned_and_readonly_input_gives_the_same() -> None:
         assert gradient.shape == x.shape
 
 
-def test_nan_stays_nan_and_has_no_gradient_through_relu() -> None:
+def test_nan_stays_nan_through_relu() -> None:
     x = np.full((1, 3, 3, 1), np.nan, np.float32)
     w = np.ones((1, 1, 1, 8), np.float32)
     for filters in (w, np.ones((2, 2, 1, 8), np.float32)):
@@ -228,7 +231,7 @@ def test_fused_pooling_is_the_composition(case: Any, dtype: str, blocks: None) -
         assert_close(alone.array, expected[which].array, dtype)
 
 
-def test_fused_pooling_without_bias_or_of_halves_is_the_composition() -> None:
+def test_fused_pooling_without_bias_or_of_float16_is_the_composition() -> None:
     x, w, _ = arrays(FUSED[2], "float64")
     expected = max_pool2d(conv2d(x, w, activation="relu")).array
     np.testing.assert_allclose(conv2d_relu_max_pool(x, w).array, expected, atol=1e-12)
@@ -259,10 +262,10 @@ def test_two_threads_give_the_same_bits_as_one() -> None:
     alone = [step(*i) for i in inputs]
     failures: list[Any] = []
 
-    def work(mine: int) -> None:
+    def work(index: int) -> None:
         try:
             for _ in range(10):
-                for a, e in zip(step(*inputs[mine]), alone[mine], strict=True):
+                for a, e in zip(step(*inputs[index]), alone[index], strict=True):
                     np.testing.assert_array_equal(a, e)
         except BaseException as error:
             failures.append(error)

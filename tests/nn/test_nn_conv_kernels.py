@@ -392,19 +392,18 @@ def test_calls_from_many_threads_give_the_same_bits() -> None:
         kernels.set_threads(before)
 
 
-@pytest.mark.parametrize(("asked", "found"), [("1", 1), ("nonsense", _core.usable_cores())])
-def test_threads_are_those_of_the_environment(asked: str, found: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("asked", "most"), [("1", 1), ("nonsense", _core.usable_cores())])
+def test_threads_are_at_most_those_of_the_environment(
+    asked: str, most: int, tmp_path: Path
+) -> None:
     code = "from pycollective import _nn; print(_nn.threads())"
     env = {**os.environ, "OMP_NUM_THREADS": asked, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [
-        sys.executable,
-        "-c",
-        code,
-    ]  # in another folder, because the sources may have no compiled core
+    command = [sys.executable, "-c", code]
+    # The program runs in another folder, because the sources may have no compiled core.
     done = subprocess.run(
         command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert 1 <= int(done.stdout) <= found
+    assert 1 <= int(done.stdout) <= most
 
 
 def test_interpreter_end_with_threads_in_kernels_is_clean(tmp_path: Path) -> None:

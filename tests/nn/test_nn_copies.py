@@ -1,4 +1,4 @@
-"""Copies with strides in several threads, and sums of rows, beside NumPy's."""
+"""Copies with strides in several threads, and sums of rows, compared with those of NumPy."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def test_copy_of_unequal_arrays_raises_or_refuses():
     assert not kernels.copy(np.array([None]), np.array([None]))
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_joined_equals_concatenate_with_and_without_the_kernel(threads, place):
+@pytest.mark.parametrize("axis", [0, 1, 3])
+def test_joined_equals_concatenate_with_and_without_the_kernel(threads, axis):
     rng = np.random.default_rng(2)
     for size in (3, 40):
         sizes = [[size, 11, 7, 13] for _ in range(3)]
         for number, each in enumerate(sizes):
-            each[place] = 4 * number
+            each[axis] = 4 * number
         arrays = [rng.normal(size=each).astype("f4") for each in sizes]
-        expected = np.concatenate(arrays, axis=place)
-        np.testing.assert_array_equal(compiled.joined(arrays, place), expected)
+        expected = np.concatenate(arrays, axis=axis)
+        np.testing.assert_array_equal(compiled.joined(arrays, axis), expected)
         placed = compiled.placed(arrays[1], tuple(n + 2 for n in sizes[1]), (slice(1, -1),) * 4, 5)
         np.testing.assert_array_equal(placed, np.pad(arrays[1], 1, constant_values=5))
 

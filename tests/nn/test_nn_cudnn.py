@@ -162,27 +162,27 @@ class Graph:
 
 @pytest.fixture
 def library(monkeypatch, cupy):
-    made = types.ModuleType("cudnn")
-    made.built, made.executed, made.lacks, made.stream = 0, [], set(), None
-    made.data_type = types.SimpleNamespace(**{name: name for name in TYPES})
-    made.heur_mode = types.SimpleNamespace(A="A", FALLBACK="FALLBACK")
-    made.numerical_note = types.SimpleNamespace(
+    stand_in = types.ModuleType("cudnn")
+    stand_in.built, stand_in.executed, stand_in.lacks, stand_in.stream = 0, [], set(), None
+    stand_in.data_type = types.SimpleNamespace(**{name: name for name in TYPES})
+    stand_in.heur_mode = types.SimpleNamespace(A="A", FALLBACK="FALLBACK")
+    stand_in.numerical_note = types.SimpleNamespace(
         TENSOR_CORE="TENSOR_CORE", DOWN_CONVERT_INPUTS="DOWN_CONVERT_INPUTS", FFT="FFT"
     )
-    made.cudnnGraphNotSupportedError = NotSupported
-    made.backend_version = lambda: 92000
-    made.create_handle = lambda: "handle"
-    made.pygraph = lambda **options: Graph(made, **options)
+    stand_in.cudnnGraphNotSupportedError = NotSupported
+    stand_in.backend_version = lambda: 92000
+    stand_in.create_handle = lambda: "handle"
+    stand_in.pygraph = lambda **options: Graph(stand_in, **options)
 
     def set_stream(handle, stream):
-        made.stream = stream
+        stand_in.stream = stream
 
-    made.set_stream = set_stream
+    stand_in.set_stream = set_stream
     monkeypatch.setattr(cudnn, "_plans", cudnn._Plans())
-    monkeypatch.setitem(sys.modules, "cudnn", made)
-    monkeypatch.setattr(made, "__spec__", types.SimpleNamespace(name="cudnn"))
+    monkeypatch.setitem(sys.modules, "cudnn", stand_in)
+    monkeypatch.setattr(stand_in, "__spec__", types.SimpleNamespace(name="cudnn"))
     cudnn._library.cache_clear()
-    yield made
+    yield stand_in
     cudnn._library.cache_clear()
 
 
@@ -215,7 +215,7 @@ def test_convolution_by_cudnn_equals_that_of_the_host(library, cupy, case, dtype
     assert library.built == (3 if rows else 0), "a plan is built once"
 
 
-def test_convolution_of_halves_gives_halves(library, cupy):
+def test_convolution_of_float16_gives_float16(library, cupy):
     case = CASES[0]
     values = [v.astype(np.float16) for v in arrays(case, "float64")]
     found = results(cupy.asarray, values, case, None)

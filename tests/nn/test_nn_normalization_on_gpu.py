@@ -68,7 +68,7 @@ def test_gradient_in_fortran_order_is_masked_by_relu(cupy):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-12)
 
 
-def test_nan_goes_through(cupy):
+def test_nan_makes_its_channel_alone_nan(cupy):
     x = RNG.standard_normal((5, 2))
     x[1, 1] = np.nan
     y = normalize_batch(cupy.asarray(x), activation="relu")[0].numpy()
@@ -77,7 +77,7 @@ def test_nan_goes_through(cupy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_nvcc_takes_the_source(tmp_path, dtype):
+def test_nvcc_compiles_the_source(tmp_path, dtype):
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc")

@@ -77,7 +77,7 @@ def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
-def test_padding_never_wins(dtype: str, padding: str) -> None:
+def test_padding_is_never_the_maximum(dtype: str, padding: str) -> None:
     x = np.full((1, 3, 3, 33), -np.inf, dtype)
     window = make_window(x.shape[1:], (3, 3), (1, 1), (1, 1), padding == "SAME")
     for route in ("_compiled", "_generic"):

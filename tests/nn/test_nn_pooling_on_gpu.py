@@ -24,11 +24,11 @@ CASES = [
 ]
 
 
-def results(x, upstream, *how):
+def results(x, upstream, *options):
     x = Tensor(x)
     with GradientTape() as tape:
         tape.watch(x)
-        y = max_pool2d(x, *how)
+        y = max_pool2d(x, *options)
     return y, tape.gradient(y, x, Tensor(upstream(y.shape)))
 
 
@@ -49,8 +49,8 @@ def test_pooling_on_a_gpu_equals_that_of_the_host(cupy, case, dtype):
     calls = cupy.calls
     there = cupy.asarray(x)
     found = results(there, lambda shape: cupy.asarray(upstream(shape)), size, strides, padding)
-    apart = strides is None or (min(np.atleast_1d(strides)) > 1 and padding != "SAME")
-    if (dtype != "float16" or apart) and x.size:
+    disjoint = strides is None or (min(np.atleast_1d(strides)) > 1 and padding != "SAME")
+    if (dtype != "float16" or disjoint) and x.size:
         assert cupy.calls - calls <= 2
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.array.dtype == theirs.array.dtype
@@ -69,7 +69,7 @@ def test_pooling_without_a_kernel_equals_that_of_the_host(cupy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", sorted(pooling_on_gpu._KINDS, key=str), ids=str)
-def test_nvcc_takes_the_source(tmp_path, dtype):
+def test_nvcc_compiles_the_source(tmp_path, dtype):
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc")

@@ -22,7 +22,7 @@ def dense(x, w, b):
     return y
 
 
-def two_layers(x, w, b):
+def three_layers(x, w, b):
     return dense(dense(dense(x, w, b), w, b), w, b)
 
 
@@ -41,14 +41,14 @@ def recorded(function, arrays):
 
 
 def test_replay_with_other_arrays_gives_the_bits_of_a_call():
-    record, complete = recorded(two_layers, arguments())
+    record, complete = recorded(three_layers, arguments())
     assert complete
     assert record.refusal == ""
     memory = np.empty(record.plan(), np.uint8)
     for _ in range(3):
         others, result = arguments(), np.empty((5, 8), np.float32)
         assert kernels.Replay(record, memory).run(others, [result])
-        assert result.tobytes() == two_layers(*others).tobytes()
+        assert result.tobytes() == three_layers(*others).tobytes()
 
 
 def test_internal_buffers_that_do_not_exist_together_share_memory():
@@ -133,7 +133,7 @@ def test_incomplete_record_is_refused(function, reason):
 
 
 def test_replay_of_other_types_and_sizes_does_nothing():
-    record, _ = recorded(two_layers, arguments())
+    record, _ = recorded(three_layers, arguments())
     memory = np.empty(record.plan(), np.uint8)
     x, w, b = arguments()
     result = np.zeros((5, 8), np.float32)
@@ -154,7 +154,7 @@ def test_replay_of_other_types_and_sizes_does_nothing():
         kernels.Replay(record, memory[:-1])
 
 
-def test_record_is_of_its_thread_alone():
+def test_record_has_the_calls_of_its_thread_alone():
     x, w, b = arguments()
     record, other = kernels.Record(), kernels.Record()
     assert record.begin([x, w, b])

@@ -38,7 +38,7 @@ def test_every_row_counts_once(cupy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_nvcc_takes_the_source(tmp_path, dtype):
+def test_nvcc_compiles_the_source(tmp_path, dtype):
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc")

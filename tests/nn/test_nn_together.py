@@ -32,7 +32,7 @@ def check(found, expected, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shapes", [SHAPES, [(5,)] * 97])
-def test_adam_takes_one_launch_and_equals_that_of_the_host(cupy, dtype, shapes):
+def test_adam_takes_one_launch_for_96_arrays_and_equals_that_of_the_host(cupy, dtype, shapes):
     params, ms, vs = drawn(shapes, dtype), *([np.zeros(s, dtype) for s in shapes] for _ in "mv")
     there = moved(cupy, params, ms, vs)
     for step in range(1, 4):
@@ -99,7 +99,7 @@ def test_update_without_a_kernel_equals_that_of_the_host(cupy):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_unscaled_divides_and_finds_infinities(cupy, dtype):
+def test_unscaled_divides_and_finds_nan_and_infinities(cupy, dtype):
     scale = cupy.asarray(np.float32(8))
     grads = drawn([(5,), (2, 2)], dtype)
     (there,) = moved(cupy, grads)
@@ -126,7 +126,7 @@ def test_put_back_restores_unless_kept(cupy, dtype, keep):
         assert not (old._host == 7).any()
 
 
-def test_scales_as_keras_does(cupy):
+def test_next_scale_halves_and_doubles_as_in_keras(cupy):
     scale, count = cupy.asarray(np.float32(8)), cupy.asarray(np.int64(0))
     found = []
     for finite in (True, False, True, True, True, True):
@@ -137,7 +137,7 @@ def test_scales_as_keras_does(cupy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("real", together._NAMES.values())
-def test_nvcc_takes_the_source(tmp_path, real):
+def test_nvcc_compiles_the_source(tmp_path, real):
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc")

@@ -75,8 +75,8 @@ def test_depthwise_equals_a_convolution_per_channel(case: Any, multiplier: int) 
             padding,
             dilations,
         )
-        own = y[..., channel * multiplier : (channel + 1) * multiplier]
-        np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-12)
+        of_channel = y[..., channel * multiplier : (channel + 1) * multiplier]
+        np.testing.assert_allclose(of_channel, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
@@ -116,7 +116,7 @@ def test_depthwise_of_many_channels_equals_that_of_each_channel(
 def test_depthwise_and_means_of_special_numbers_reach_their_windows_alone(special: float) -> None:
     x, w = numbers(2, 6, 7, 40).astype(np.float32), numbers(3, 3, 40, 1).astype(np.float32)
     x[1, 0, 0, 33] = special
-    w[0, 0] = np.inf  # of a tap that is in the padding of the first row and column
+    w[0, 0] = np.inf  # this tap is in the padding for the first row and column
     touched = np.zeros((2, 6, 7, 40), bool)
     touched[1, :2, :2, 33] = True
     mean = nn.avg_pool2d(x, 3, 1, "SAME").numpy()
@@ -131,11 +131,11 @@ def test_grouped_equals_a_convolution_per_group(groups: int) -> None:
     y = check_gradients(lambda x, w, b: nn.grouped_conv2d(x, w, groups, b, 2, "SAME", 1), [x, w, b])
     n, m = 4 // groups, 8 // groups
     for k in range(groups):
-        mine = slice(k * m, (k + 1) * m)
+        of_group = slice(k * m, (k + 1) * m)
         expected = reference.conv2d(
-            x[..., k * n : (k + 1) * n], w[..., mine], b[mine], (2, 2), "SAME", (1, 1)
+            x[..., k * n : (k + 1) * n], w[..., of_group], b[of_group], (2, 2), "SAME", (1, 1)
         )
-        np.testing.assert_allclose(y[..., mine], expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(y[..., of_group], expected, rtol=1e-12, atol=1e-12)
     relu = nn.grouped_conv2d(x, w, groups, b, 2, "SAME", 1, "relu").numpy()
     np.testing.assert_allclose(relu, np.maximum(y, 0), rtol=1e-12, atol=1e-12)
 
@@ -236,6 +236,13 @@ def test_bilinear_resizing_and_its_gradient_equal_the_reference(shape, target, d
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_depthwise_takes_tensorflows_names_of_arguments(dtype) -> None:
+    x, w = numbers(1, 4, 4, 2).astype(dtype), numbers(2, 2, 2, 1).astype(dtype)
+    found = nn.depthwise_conv2d(input=x, filter=w, strides=1, padding="SAME")
+    np.testing.assert_array_equal(found.numpy(), nn.depthwise_conv2d(x, w, 1, "SAME").numpy())
+
+
 def test_bilinear_resizing_keeps_nan_and_infinity_to_their_neighbors() -> None:
     x = np.zeros((1, 1, 8, 1), np.float32)
     x[0, 0, 0], x[0, 0, 7] = np.nan, np.inf
@@ -280,6 +287,12 @@ def test_resizing_repeats_and_interpolates() -> None:
          "output_shape"),
         (lambda: nn.conv2d_transpose(numbers(1, 3, 3, 4), numbers(2, 2, 3, 2), (6, 6), 2),
          r"\(1, 3, 3, 4\)"),
+        (lambda: nn.conv2d_transpose(numbers(3, 4), numbers(2, 2, 3, 4), (6, 6), 2),
+         r"got shapes \(3, 4\)"),
+        (lambda: nn.conv2d_transpose(numbers(1, 3, 3, 2), numbers(2, 2, 3, 2), (1, 6, 6), 2),
+         r"not \[1, 6, 6\]"),
+        (lambda: nn.resize_bilinear(np.ones((1, 2, 2, 1), int), 4, 4), "floating-point"),
+        (lambda: nn.depthwise_conv2d(filter=numbers(2, 2, 2, 1)), "missing 1 required"),
         (lambda: nn.avg_pool2d(numbers(1, 3, 3, 2), 4), r"avg_pool2d of images \(1, 3, 3, 2\)"),
         (lambda: nn.avg_pool2d(numbers(3, 3, 2)), r"\(3, 3, 2\)"),
         (lambda: nn.avg_pool2d(np.ones((1, 2, 2, 1), int)), "floating-point"),

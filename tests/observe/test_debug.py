@@ -177,7 +177,7 @@ def test_trace_logs_the_last_calls_after_a_failure(trace, on_ranks, capsys):
     assert "its last calls" not in capsys.readouterr().err
 
 
-def test_trace_does_not_change_errors(trace, on_ranks):
+def test_trace_does_not_change_errors(trace):
     comms = pc.local_group(2)
     with pytest.raises(ValueError, match="no all_reduce algorithm is called 'nonsense'"):
         comms[0].all_reduce([1.0], algorithm="nonsense", async_op=True)

@@ -129,7 +129,7 @@ def test_timeline_that_cannot_be_written_raises_early(tmp_path, monkeypatch, mak
     name = str(tmp_path / "file" / "t.json")
     if make == "block":
         with pytest.raises(OSError), pc.timeline(name):
-            pytest.fail("it was entered")
+            pytest.fail("the block was entered")
     else:
         monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", name)
         with pytest.raises(RendezvousError, match="cannot be written"):

@@ -76,6 +76,8 @@ def test_wrong_shapes_and_arguments_raise():
         (lambda: nn.sparse_softmax_cross_entropy_with_logits([0.0, 1.0], logits), "integers"),
         (lambda: nn.softmax_cross_entropy_with_logits([1.0, 0.0, 0.0], logits), r"\(3,\)"),
         (lambda: nn.sigmoid_cross_entropy_with_logits([1.0], logits), r"\(1,\)"),
+        (lambda: nn.sigmoid_cross_entropy_with_logits([1], [3]), "floating-point tensors, got int"),
+        (lambda: nn.normalize_batch(logits, moments=([0.0], [1.0])), "moments need 3 numbers"),
         (lambda: nn.softmax(tf.zeros([2, 0])), "has no classes"),
         (lambda: nn.softmax([[1, 2]]), "floating-point logits"),
         (lambda: nn.bias_add(logits, [1.0, 2.0]), r"bias of shape \(2,\)"),
@@ -121,7 +123,7 @@ def test_dropout_with_a_noise_shape_repeats_its_mask():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gradient_of_mish_for_large_numbers_is_one(dtype):
-    """Its second summand falls faster than the number grows."""
+    """The second summand of the gradient falls faster than the number grows."""
     x = tf.Variable(np.geomspace(30, 1e30, 100).astype(dtype))
     with tf.GradientTape() as tape:
         y = nn.mish(x)

@@ -39,7 +39,7 @@ def test_while_loop_variables_keep_their_keys_in_another_order():
     assert {key: int(value) for key, value in counts.items()} == {"steps": 3, "power": 8}
 
 
-def test_while_loop_stops_after_the_maximum_and_without_gradient():
+def test_while_loop_ends_at_maximum_iterations_and_has_no_gradient_without_back_prop():
     with tf.GradientTape() as tape:
         x = tf.constant(2.0)
         tape.watch(x)
@@ -50,7 +50,7 @@ def test_while_loop_stops_after_the_maximum_and_without_gradient():
     assert tape.gradient(y, x) is None
 
 
-def test_while_loop_refuses_what_the_body_forgot():
+def test_while_loop_wrong_arguments_and_results_raise():
     with pytest.raises(ValueError, match="'body' returned 1 values for 2 loop variables"):
         tf.while_loop(lambda a, b: True, lambda a, b: a, [1, 2])
     with pytest.raises(ValueError, match="'loop_vars' must be a list or tuple that is not empty"):

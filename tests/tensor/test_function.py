@@ -294,7 +294,7 @@ def test_variable_of_first_call_is_kept_and_of_later_call_raises_value_error():
     assert f(1) is f(1)
     with pytest.raises(ValueError, match="variable 'weights' in a call that is not its first"):
         f(2)
-    tf.Variable(1.0)  # the refusal ended with the call
+    tf.Variable(1.0)  # outside of the call, variables can be created
 
 
 def test_variable_in_later_call_local_variable_raises_value_error():
@@ -456,14 +456,14 @@ class TestMethods:
             def call(self, x, training=False):
                 return x * self.w * (2.0 if training else 1.0)
 
-        class Own(tf.keras.Sequential):
+        class CustomSequential(tf.keras.Sequential):
             @tf.function
             def train_step(self, data):
                 return super().train_step(data)
 
         layer = Scale()
         assert float(tf.reduce_sum(layer(ones(1, 2), training=True))) == 4.0
-        model = Own([Scale(), tf.keras.layers.Dense(1)])
+        model = CustomSequential([Scale(), tf.keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         model.fit(np.ones((4, 2), np.float32), np.ones((4, 1), np.float32), epochs=2, verbose=0)
 

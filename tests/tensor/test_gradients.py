@@ -51,7 +51,7 @@ def test_dtype_is_kept(op, arrays, dtype):
 
 
 @pytest.mark.parametrize("name", ["reduce_sum", "reduce_mean"])
-def test_nothing_reduces_without_warnings(name):
+def test_reduction_of_no_elements_gives_no_warnings(name):
     x = tf.Variable(np.zeros((0, 3), np.float32))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -271,7 +271,7 @@ def test_objects_with_the_tensor_method_are_converted():
     assert tf.reduce_sum([PerReplica(), inner]).numpy() == 6.0
 
 
-def test_making_tensors_has_shapes_and_dtypes():
+def test_created_tensors_have_their_shapes_and_dtypes():
     assert tf.zeros([2, tf.constant(3)]).shape == (2, 3)
     assert tf.ones(3, np.int32).numpy().tolist() == [1, 1, 1]
     assert tf.fill([2], 5.0).numpy().tolist() == [5, 5]
@@ -389,7 +389,7 @@ def test_reductions_have_the_values_and_dtypes_of_tensorflow():
 # function ----------------------------------------------------------------------------------------
 
 
-def test_function_passes_through():
+def test_function_decorator_keeps_results_and_attributes():
     def plain(x, *, y=1):
         """Doc."""
         return x + y
@@ -445,9 +445,9 @@ def test_equal_seeds_give_equal_numbers():
     tf.random.set_seed(6)
     assert draws() != first
     with tf.random.generator_scope(np.random.default_rng(1)):
-        own = tf.random.normal([3]).numpy()
+        drawn = tf.random.normal([3]).numpy()
     with tf.random.generator_scope(np.random.default_rng(1)):
-        assert (tf.random.normal([3]).numpy() == own).all()
+        assert (tf.random.normal([3]).numpy() == drawn).all()
 
 
 def test_random_numbers_have_their_shapes_types_and_limits():

@@ -370,12 +370,12 @@ def test_a_creator_may_make_something_else_and_subclasses_bypass_it():
 
 
 def test_creators_belong_to_their_thread():
-    made = []
+    variables = []
     with tf.creator_scope(lambda next_creator, **kwargs: None):
-        thread = threading.Thread(target=lambda: made.append(tf.Variable(1.0)))
+        thread = threading.Thread(target=lambda: variables.append(tf.Variable(1.0)))
         thread.start()
         thread.join()
-    assert isinstance(made[0], tf.Variable)
+    assert isinstance(variables[0], tf.Variable)
 
 
 def test_a_creator_scope_ends_with_an_exception():
@@ -419,7 +419,7 @@ def test_unknown_arguments_are_errors_with_and_without_creators():
         tf.Variable(1.0, colour=1)
 
 
-def test_update_together_changes_all_variables():
+def test_update_together_changes_all_variables_also_if_the_function_raises():
     a, b = tf.Variable([1.0, 2.0]), tf.Variable([3])
     before = a.read_value()
 
@@ -439,7 +439,7 @@ def test_update_together_changes_all_variables():
     assert [a.numpy().tolist(), b.numpy().tolist()] == [[2.0, 4.0], [4]]
 
 
-def test_updates_of_the_same_variables_in_opposite_orders_do_not_wait_for_each_other():
+def test_updates_of_the_same_variables_in_opposite_orders_do_not_deadlock():
     a, b = tf.Variable(0.0), tf.Variable(0.0)
 
     def add(arrays):
@@ -460,7 +460,7 @@ def test_updates_of_the_same_variables_in_opposite_orders_do_not_wait_for_each_o
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 @pytest.mark.parametrize("shape", [(5,), (300, 200)])
-def test_assign_add_and_sub_change_small_and_large_values_in_place(dtype, shape):
+def test_assign_add_and_sub_change_small_and_large_variables_but_no_read_value(dtype, shape):
     start = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
     variable = tf.Variable(start)
     before = variable.value()

@@ -80,7 +80,7 @@ class Results(unittest.TestResult):
         super().startTest(test)
         self._begin = time.monotonic()
 
-    def _note(self, test, result, reason=""):
+    def _record(self, test, result, reason=""):
         seconds = round(time.monotonic() - self._begin, 1)
         name = test.id().rpartition(".")[2]
         self._all["tests"][name] = [result, reason, seconds]
@@ -91,13 +91,13 @@ class Results(unittest.TestResult):
         self._path.write_text(json.dumps(self._all, indent=1, sort_keys=True) + "\n")
 
     def addSuccess(self, test):
-        self._note(test, "passed")
+        self._record(test, "passed")
 
     def addSkip(self, test, reason):
-        self._note(test, "skipped", reason)
+        self._record(test, "skipped", reason)
 
     def addFailure(self, test, error):
-        self._note(test, "failed", str(error[1]).strip()[-2000:])
+        self._record(test, "failed", str(error[1]).strip()[-2000:])
 
     addError = addFailure
 
@@ -156,7 +156,7 @@ def table(arguments):
             reason = lines[-1].strip() if lines else ""
             print(f"| `{name}` | {size} | {result}: {reason} |")
     print("\nAll tests that gloo passes:\n")
-    names = sorted({n for (who, _), t in results.items() if who == "gloo" for n in t
+    names = sorted({n for (backend, _), t in results.items() if backend == "gloo" for n in t
                     if t[n][0] == "passed"})  # fmt: skip
     print("| result with this backend | tests |\n|---|---|")
     alike: dict[str, list[str]] = {}
@@ -170,8 +170,8 @@ def table(arguments):
     for result, tests_alike in alike.items():
         print(f"| {result} | {', '.join(f'`{name}`' for name in tests_alike)} |")
     skipped: dict[str, set[str]] = {}
-    for (who, _), tests in results.items():
-        for name, (result, reason, _) in tests.items() if who == "gloo" else ():
+    for (backend, _), tests in results.items():
+        for name, (result, reason, _) in tests.items() if backend == "gloo" else ():
             if result == "skipped" and name not in names:
                 skipped.setdefault(reason.strip() or "no reason given", set()).add(name)
     print("\nTests that gloo skips, by PyTorch's reason:\n")

@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from pycollective.launch.description import LISTENER  # noqa: E402
 from pycollective.torch import ProcessGroup, backend  # noqa: E402
 
-pytestmark = pytest.mark.slow  # CI has PyTorch only there
+pytestmark = pytest.mark.slow  # CI has PyTorch only for the slow tests
 
 SIZE = 3
 
@@ -51,18 +51,18 @@ def checked(work, size=SIZE):
     """Call ``work(group)`` in threads; raise the first error."""
     results = in_ranks(work, size)
     errors = [result for result in results if isinstance(result, BaseException)]
-    # A rank that another one waits for has the cause.
+    # An error that is no DistError is the cause: the other ranks then fail with a DistError.
     for error in sorted(errors, key=lambda error: isinstance(error, dist.DistError)):
         raise error
     return results
 
 
-def options(kind, later, **values):
-    made = getattr(dist, kind)()
-    made.asyncOp = later
+def options(kind, asynchronous, **values):
+    result = getattr(dist, kind)()
+    result.asyncOp = asynchronous
     for name, value in values.items():
-        setattr(made, name, value)
-    return made
+        setattr(result, name, value)
+    return result
 
 
 DTYPES = (
@@ -72,9 +72,9 @@ DTYPES = (
 BYTES = ["float8_e4m3fn", "float8_e5m2"]
 
 
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_allreduce_of_a_dtype_adds(dtype, later):
+def test_allreduce_of_a_dtype_adds(dtype, asynchronous):
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="sums of bfloat16 need ml_dtypes")
     kind = getattr(torch, dtype)
@@ -82,7 +82,7 @@ def test_allreduce_of_a_dtype_adds(dtype, later):
     def work(group):
         whole = torch.full((2, 6), group.rank() + 1.0).to(kind)
         for tensor in (whole[0], whole[:, ::2], whole[1, 1]):  # contiguous, not contiguous, 0-d
-            group.allreduce([tensor], options("AllreduceOptions", later)).wait()
+            group.allreduce([tensor], options("AllreduceOptions", asynchronous)).wait()
         return whole
 
     for whole in checked(work):
@@ -106,20 +106,20 @@ def test_moves_of_a_dtype_keep_the_bits(dtype):
 
     def work(group):
         rank, empty = group.rank(), lambda: torch.empty(2, dtype=kind)
-        mine = tensor(bits[rank])
+        inputs = tensor(bits[rank])
         gathered = [empty() for _ in range(SIZE)]
-        group.allgather([gathered], [mine[0]]).wait()
+        group.allgather([gathered], [inputs[0]]).wait()
         assert same(torch.stack(gathered), bits[:, 0])
         whole = torch.empty((2, SIZE), dtype=kind).t()  # not contiguous
-        group.all_gather_single(whole, mine[1]).wait()
+        group.all_gather_single(whole, inputs[1]).wait()
         assert same(whole, bits[:, 1])
-        sent = mine[2].clone()
+        sent = inputs[2].clone()
         group.broadcast([sent], options("BroadcastOptions", True, rootRank=2)).wait()
         assert same(sent, bits[2, 2])
         parts = [empty() for _ in range(SIZE)]
-        group.alltoall(parts, list(mine)).wait()
+        group.alltoall(parts, list(inputs)).wait()
         assert same(torch.stack(parts), bits[:, rank])
-        group.send([mine[0].clone()], (rank + 1) % SIZE, 7)
+        group.send([inputs[0].clone()], (rank + 1) % SIZE, 7)
         got = empty()
         group.recv([got], (rank - 1) % SIZE, 7).wait()
         assert same(got, bits[(rank - 1) % SIZE, 0])
@@ -127,45 +127,47 @@ def test_moves_of_a_dtype_keep_the_bits(dtype):
     checked(work)
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_every_collective_has_the_expected_result(later):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_every_collective_has_the_expected_result(asynchronous):
     def work(group):
         rank, ones = group.rank(), torch.ones(2)
         mean = torch.tensor([rank, rank + 3.0])
         group.allreduce(
-            [mean], options("AllreduceOptions", later, reduceOp=dist.ReduceOp.AVG)
+            [mean], options("AllreduceOptions", asynchronous, reduceOp=dist.ReduceOp.AVG)
         ).wait()
         assert mean.tolist() == [1, 4]
         scaled = dist._make_nccl_premul_sum(2.0)
         total = ones * rank
-        group.allreduce([total], options("AllreduceOptions", later, reduceOp=scaled)).wait()
+        group.allreduce([total], options("AllreduceOptions", asynchronous, reduceOp=scaled)).wait()
         assert total.tolist() == [6, 6]
         several = [ones * rank, torch.arange(3.0), torch.tensor(rank)]
-        group.allreduce_coalesced(several, options("AllreduceCoalescedOptions", later)).wait()
+        group.allreduce_coalesced(
+            several, options("AllreduceCoalescedOptions", asynchronous)
+        ).wait()
         assert [t.tolist() for t in several] == [[3, 3], [0, 3, 6], 3]
         to_root = ones * rank
-        group.reduce([to_root], options("ReduceOptions", later, rootRank=1)).wait()
+        group.reduce([to_root], options("ReduceOptions", asynchronous, rootRank=1)).wait()
         assert to_root.tolist() == ([3, 3] if rank == 1 else [rank, rank])
         parts = [torch.empty(2) for _ in range(SIZE)] if rank == 2 else []
-        how = options("GatherOptions", later, rootRank=2)
+        how = options("GatherOptions", asynchronous, rootRank=2)
         group.gather([parts] if rank == 2 else [], [ones * rank], how).wait()
         assert [p.tolist() for p in parts] == [[r, r] for r in range(SIZE)] * (rank == 2)
-        how = options("GatherOptions", later, rootRank=1)
+        how = options("GatherOptions", asynchronous, rootRank=1)
         whole = torch.empty(SIZE, 2) if rank == 1 else torch.empty(0)
         group.gather_single(whole, ones * rank, how).wait()
         assert whole.tolist() == [[r, r] for r in range(SIZE)] * (rank == 1)
         given = [[ones * r for r in range(SIZE)]] if rank == 0 else []
-        mine = torch.empty(2)
-        group.scatter([mine], given, options("ScatterOptions", later, rootRank=0)).wait()
-        assert mine.tolist() == [rank, rank]
-        how = options("ReduceScatterOptions", later)
-        group.reduce_scatter([mine], [[ones * r for r in range(SIZE)]], how).wait()
-        assert mine.tolist() == [3 * rank] * 2
+        part = torch.empty(2)
+        group.scatter([part], given, options("ScatterOptions", asynchronous, rootRank=0)).wait()
+        assert part.tolist() == [rank, rank]
+        how = options("ReduceScatterOptions", asynchronous)
+        group.reduce_scatter([part], [[ones * r for r in range(SIZE)]], how).wait()
+        assert part.tolist() == [3 * rank] * 2
         uneven = torch.empty(rank + 1)
         group.reduce_scatter([uneven], [[torch.ones(r + 1) for r in range(SIZE)]], how).wait()
         assert uneven.tolist() == [3] * (rank + 1)
-        group.reduce_scatter_single(mine, torch.arange(6.0), how).wait()
-        assert mine.tolist() == [6 * rank, 6 * rank + 3]
+        group.reduce_scatter_single(part, torch.arange(6.0), how).wait()
+        assert part.tolist() == [6 * rank, 6 * rank + 3]
         wide = [torch.empty(r + 1) for r in range(SIZE)]
         group.allgather([wide], [torch.full((rank + 1,), float(rank))]).wait()
         assert [t.tolist() for t in wide] == [[r] * (r + 1) for r in range(SIZE)]
@@ -173,7 +175,7 @@ def test_every_collective_has_the_expected_result(later):
         received = torch.empty(SIZE * (rank + 1), 2)
         group.all_to_all_single(received, rows, [rank + 1] * SIZE, [1, 2, 3]).wait()
         assert received[:, 0].tolist() == [r for r in range(SIZE) for _ in range(rank + 1)]
-        group.barrier(options("BarrierOptions", later)).wait()
+        group.barrier(options("BarrierOptions", asynchronous)).wait()
 
     checked(work)
 
@@ -287,8 +289,8 @@ def test_rank_with_another_secret_cannot_join():
 
     def rank(number):
         try:
-            its = store if number == 0 else WithAnotherSecret()
-            ProcessGroup(its, number, 2, timedelta(seconds=3))
+            store_of_rank = store if number == 0 else WithAnotherSecret()
+            ProcessGroup(store_of_rank, number, 2, timedelta(seconds=3))
         except dist.DistNetworkError as error:
             errors[number] = str(error)
 
@@ -322,8 +324,8 @@ def test_future_has_the_tensors_and_runs_callbacks():
         assert future.wait().tolist() == [1, 1, 1]
         assert call.is_completed() and call.wait() and call.exception() is None
         assert call.result()[0] is tensor
-        later = group.allreduce([tensor], options("AllreduceOptions", False))
-        assert later.get_future().wait()[0].tolist() == [9.0] * 3
+        second = group.allreduce([tensor], options("AllreduceOptions", False))
+        assert second.get_future().wait()[0].tolist() == [9.0] * 3
 
     checked(work)
 
@@ -344,12 +346,12 @@ def test_completed_call_has_written_its_tensors():
 
     def work(group):
         rank = group.rank()
-        mine = torch.full((2,), rank + 1.0)
+        source = torch.full((2,), rank + 1.0)
         parts = [torch.zeros(2) for _ in range(SIZE)]
         whole = torch.zeros((2, SIZE)).t()
         if rank == 1:
             assert late.wait(hangs.SECONDS)
-        calls = [group.allgather([parts], [mine]), group.all_gather_single(whole, mine)]
+        calls = [group.allgather([parts], [source]), group.all_gather_single(whole, source)]
         if rank == 0:
             assert not any(call.is_completed() for call in calls)
             late.set()
@@ -363,7 +365,7 @@ def test_completed_call_has_written_its_tensors():
 
 
 @pytest.mark.parametrize("with_future", [False, True])
-def test_wait_with_a_timeout_raises_and_the_call_goes_on(with_future):
+def test_wait_with_a_timeout_raises_and_the_call_continues(with_future):
     late = threading.Event()
 
     def work(group):
@@ -392,10 +394,10 @@ def test_collective_without_a_rank_raises_after_its_timeout(how):
             ended.wait(hangs.SECONDS)
             return
         try:
-            about = {} if how == "of the group" else {"timeout": timedelta(seconds=0.2)}
-            if not about:
+            timeout = {} if how == "of the group" else {"timeout": timedelta(seconds=0.2)}
+            if not timeout:
                 group.set_timeout(timedelta(seconds=0.2))
-            group.allreduce([torch.ones(2)], options("AllreduceOptions", True, **about)).wait()
+            group.allreduce([torch.ones(2)], options("AllreduceOptions", True, **timeout)).wait()
         finally:
             ended.set()
 
@@ -449,12 +451,12 @@ def test_every_op_has_the_expected_result():
             (dist._make_nccl_premul_sum(2.0), 12),
             (dist._make_nccl_premul_sum(torch.tensor(2.0)), 12),
         ]:
-            mine, part = torch.full((SIZE,), group.rank() + 1.0), torch.empty(1)
+            values, part = torch.full((SIZE,), group.rank() + 1.0), torch.empty(1)
             how = options("ReduceScatterOptions", True, reduceOp=op)
-            group.reduce_scatter_single(part, mine, how).wait()
+            group.reduce_scatter_single(part, values, how).wait()
             assert part.item() == expected
-            group.reduce([mine], options("ReduceOptions", True, reduceOp=op, rootRank=0)).wait()
-            assert group.rank() or mine.tolist() == [expected] * SIZE
+            group.reduce([values], options("ReduceOptions", True, reduceOp=op, rootRank=0)).wait()
+            assert group.rank() or values.tolist() == [expected] * SIZE
 
     checked(work)
 
@@ -479,25 +481,25 @@ def test_tensors_that_are_not_contiguous_can_be_moved_by_every_call():
 
     def work(group):
         rank, right, left = group.rank(), (group.rank() + 1) % SIZE, (group.rank() - 1) % SIZE
-        mine = strided(rank, rank + 10)
-        assert not mine.is_contiguous()
+        source = strided(rank, rank + 10)
+        assert not source.is_contiguous()
         sent = strided(rank, rank)
         group.broadcast([sent], options("BroadcastOptions", True, rootRank=1)).wait()
         assert sent.tolist() == [1, 1]
-        call, got = group.send([mine], right), strided(-1, -1)
+        call, got = group.send([source], right), strided(-1, -1)
         group.recv([got], left).wait()
         call.wait()
         assert got.tolist() == [left, left + 10]
         parts = [strided(-1, -1) for _ in range(SIZE)]
         how = options("GatherOptions", True, rootRank=0)
-        group.gather([parts] if rank == 0 else [], [mine], how).wait()
+        group.gather([parts] if rank == 0 else [], [source], how).wait()
         assert rank or torch.stack(parts).tolist() == [[0, 10], [1, 11], [2, 12]]
         how = options("ScatterOptions", True, rootRank=0)
         group.scatter([got], [parts] if rank == 0 else [], how).wait()
         assert got.tolist() == [rank, rank + 10]
-        group.reduce_scatter([got], [[mine] * SIZE]).wait()
+        group.reduce_scatter([got], [[source] * SIZE]).wait()
         assert got.tolist() == [3, 33]
-        group.alltoall(parts, [mine] * SIZE).wait()
+        group.alltoall(parts, [source] * SIZE).wait()
         assert torch.stack(parts).tolist() == [[0, 10], [1, 11], [2, 12]]
 
     checked(work)
@@ -515,11 +517,11 @@ def test_coalesced_calls_end_with_one_work():
     assert checked(work) == [[[3, 3], [3, 3, 3]]] * SIZE
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_different_calls_raise_dist_backend_error_with_both_calls(later):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_different_calls_raise_dist_backend_error_with_both_calls(asynchronous):
     def work(group):
         tensor = torch.ones(2 + group.rank())
-        group.allreduce([tensor], options("AllreduceOptions", later)).wait()
+        group.allreduce([tensor], options("AllreduceOptions", asynchronous)).wait()
 
     for error in in_ranks(work, 2):
         assert isinstance(error, dist.DistBackendError), error
@@ -534,7 +536,7 @@ def test_future_of_a_failed_call_raises():
         assert isinstance(error, RuntimeError) and "float32[2]" in str(error), error
 
 
-def test_missing_rank_raises_after_the_timeout():
+def test_monitored_barrier_without_a_rank_raises_after_the_timeout():
     ended = threading.Event()
 
     def work(group):
@@ -618,7 +620,7 @@ def test_tensor_of_another_device_raises_an_error_that_names_a_backend_for_it(de
 
 
 class BackendStandIn:
-    """PyTorch's `Backend`, of which Python makes no objects before PyTorch 2.14."""
+    """A stand-in for PyTorch's `Backend`: Python can make no `Backend` before PyTorch 2.14."""
 
     Options = backend.Backend.Options
 
@@ -633,15 +635,15 @@ class BackendStandIn:
 
 
 class GroupStandIn:
-    """PyTorch's `ProcessGroup`, which calls a `Backend` and keeps the works as they are."""
+    """A stand-in for PyTorch's `ProcessGroup`: it calls a `Backend` and returns the same `Work`."""
 
     BackendType = dist.ProcessGroup.BackendType
 
     def __init__(self, store, rank, size):
         self._backend = None
 
-    def _register_backend(self, device, kind, made):
-        self._backend = made
+    def _register_backend(self, device, kind, registered):
+        self._backend = registered
 
     def recv_anysource(self, tensors, tag):
         return self._backend.recv_anysource(tensors, tag)
@@ -650,15 +652,15 @@ class GroupStandIn:
 def class_for_newer_versions(monkeypatch):
     """Return the class of process groups for a newer PyTorch, a subclass of `Backend`.
 
-    PyTorch 2.14 and 2.15 have this class, and lose the rank that sent a message. It does not matter
-    here, where the tests call the backend itself. The stand-in is for 2.13.
+    PyTorch 2.14 and 2.15 use this class, and lose the rank that sent a message. The loss does not
+    matter here, because the tests call the backend itself. The stand-ins are for 2.13.
     """
 
-    class Made(backend.Backend):
+    class Subclass(backend.Backend):
         pass
 
     try:
-        Made(0, 1)
+        Subclass(0, 1)
     except TypeError:
         monkeypatch.setattr(torch._C._distributed_c10d, "Backend", BackendStandIn)
     monkeypatch.setattr(dist, "ProcessGroup", GroupStandIn)
@@ -678,19 +680,19 @@ def class_for_newer_versions(monkeypatch):
         test_coalesced_calls_end_with_one_work,
         test_allreduce_of_sparse_tensors_adds_equal_indices,
         test_aborted_group_fails_on_all_ranks,
-        test_missing_rank_raises_after_the_timeout,
-        lambda: test_every_collective_has_the_expected_result(later=True),
-        lambda: test_different_calls_raise_dist_backend_error_with_both_calls(later=True),
+        test_monitored_barrier_without_a_rank_raises_after_the_timeout,
+        lambda: test_every_collective_has_the_expected_result(asynchronous=True),
+        lambda: test_different_calls_raise_dist_backend_error_with_both_calls(asynchronous=True),
     ],
 )
 def test_subclass_of_backend_passes_the_tests_of_process_groups(test, monkeypatch):
-    made = class_for_newer_versions(monkeypatch)
-    monkeypatch.setattr(sys.modules[__name__], "ProcessGroup", made)
+    subclass = class_for_newer_versions(monkeypatch)
+    monkeypatch.setattr(sys.modules[__name__], "ProcessGroup", subclass)
     test()
 
 
-def test_subclass_of_backend_can_be_asked_by_pytorchs_c_code(monkeypatch):
-    """The C++ code gives other arguments than Python."""
+def test_subclass_of_backend_accepts_the_arguments_of_pytorchs_cpp_code(monkeypatch):
+    """The C++ code passes other arguments than Python code does."""
     monkeypatch.setattr(
         sys.modules[__name__], "ProcessGroup", class_for_newer_versions(monkeypatch)
     )

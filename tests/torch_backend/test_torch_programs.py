@@ -63,19 +63,19 @@ def test_program_has_the_expected_results(tmp_path, names):
     "names", ["is_a_backend ddp ddp_shared_buckets fsdp2_shared_memory dtensor", "groups_end"]
 )
 def test_program_with_a_backend_of_pytorchs_has_the_expected_results(tmp_path, names):
-    """PyTorch 2.14 and 2.15 have `Backend` for Python, without the rank that sent a message."""
+    """PyTorch 2.14 and 2.15 let Python subclass `Backend`, and lose the rank of a message."""
 
-    class Made(Backend):
+    class Subclass(Backend):
         pass
 
     try:
-        Made(0, 1)
+        Subclass(0, 1)
     except TypeError:
         pytest.skip("PyTorch before 2.14 makes no Backend of Python")
     torchrun(tmp_path, names, 2, WITHOUT_SOURCE_RANKS="1")
 
 
-def test_spawned_program_meets_at_a_file_and_at_a_port(tmp_path):
+def test_spawned_ranks_rendezvous_at_a_file_and_at_a_port(tmp_path):
     python(tmp_path, PROGRAM, "spawned")
 
 
@@ -114,7 +114,7 @@ def test_program_over_tcp_has_the_expected_results(tmp_path):
 
 
 def test_program_between_two_hosts_has_the_expected_results(tmp_path):
-    """The hosts are network namespaces; the ranks meet at the address of the first one."""
+    """The hosts are network namespaces; the rendezvous is at the address of the first host."""
     variables = {
         "MASTER_ADDR": "10.213.7.1", "MASTER_PORT": "29517", "WORLD_SIZE": "2",
         "GLOO_SOCKET_IFNAME": "eth0", "FILE": str(tmp_path / "file"), "OMP_NUM_THREADS": "1",

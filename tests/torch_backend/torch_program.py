@@ -33,9 +33,9 @@ def model():
 
 
 def batches(steps, rank):
-    made = torch.Generator().manual_seed(rank)
+    random = torch.Generator().manual_seed(rank)
     for _ in range(steps):
-        yield torch.randn(4, 8, generator=made), torch.randn(4, 4, generator=made)
+        yield torch.randn(4, 8, generator=random), torch.randn(4, 4, generator=random)
 
 
 def trained(network, group_rank, steps=200):
@@ -72,22 +72,22 @@ def ddp_shared_buckets():
     """The hook moves the buckets; gradients that the program replaced are reduced, too."""
 
     def wrap(network, group, in_buckets):
-        made = nn.parallel.DistributedDataParallel(
+        wrapped = nn.parallel.DistributedDataParallel(
             network, process_group=group, gradient_as_bucket_view=in_buckets
         )
         is_ours = dist.get_backend(group) == "pycollective"
         if is_ours:
-            made.register_comm_hook(group, pycollective.torch.shared_buckets)
+            wrapped.register_comm_hook(group, pycollective.torch.shared_buckets)
         first = next(network.parameters())
         for step, (x, y) in enumerate(batches(6, dist.get_rank())):
             network.zero_grad(set_to_none=bool(y[0, 0] > 0))
-            nn.functional.mse_loss(made(x), y).backward()
+            nn.functional.mse_loss(wrapped(x), y).backward()
             if is_ours and step == 3:  # PyTorch has made its final buckets
                 assert _core.is_shared(first.grad.numpy()) == in_buckets
             first.grad = first.grad.clone()
         if is_ours:
             assert group._get_backend(torch.device("cpu"))._shared
-        return made
+        return wrapped
 
     for in_buckets in (False, True):
         same_training(functools.partial(wrap, in_buckets=in_buckets))
@@ -98,10 +98,10 @@ def fsdp2_shared_memory():
     from torch.distributed.fsdp import fully_shard
 
     def wrap(network, group):
-        made = fully_shard(network, mesh=DeviceMesh.from_group(group, "cpu"))
+        wrapped = fully_shard(network, mesh=DeviceMesh.from_group(group, "cpu"))
         if dist.get_backend(group) == "pycollective":
-            made.set_allocate_memory_from_process_group_for_comm(True)
-        return made
+            wrapped.set_allocate_memory_from_process_group_for_comm(True)
+        return wrapped
 
     same_training(wrap)
 
@@ -132,9 +132,9 @@ def ddp_hooks():
 
     def wrap(hook, state):
         def with_hook(network, group):
-            made = nn.parallel.DistributedDataParallel(network, process_group=group)
-            made.register_comm_hook(state(group), hook)
-            return made
+            wrapped = nn.parallel.DistributedDataParallel(network, process_group=group)
+            wrapped.register_comm_hook(state(group), hook)
+            return wrapped
 
         return with_hook
 
@@ -168,8 +168,8 @@ def mesh_of(backend, *shape):
     ranks, groups = torch.arange(dist.get_world_size()).reshape(shape), []
     for dim, length in enumerate(shape):
         rows = ranks.movedim(dim, -1).reshape(-1, length).tolist()
-        made = [dist.new_group(row, backend=backend) for row in rows]
-        groups += [g for row, g in zip(rows, made, strict=True) if dist.get_rank() in row]
+        row_groups = [dist.new_group(row, backend=backend) for row in rows]
+        groups += [g for row, g in zip(rows, row_groups, strict=True) if dist.get_rank() in row]
     if len(shape) == 1:
         return DeviceMesh.from_group(groups[0], "cpu")
     names = tuple(f"dim{dim}" for dim in range(len(shape)))
@@ -177,7 +177,10 @@ def mesh_of(backend, *shape):
 
 
 def contribution(whole, op, place, length):
-    """Return a tensor for the rank at this place of a line; those of all ranks make ``whole``."""
+    """Return the tensor of the rank at ``place`` of ``length`` ranks.
+
+    The reduction of all ranks' tensors by ``op`` is ``whole``.
+    """
     match op:
         case "sum":
             return whole - 3 * (length - 1) if place == 0 else torch.full_like(whole, 3)
@@ -214,7 +217,8 @@ def dtensor():
         result = given.redistribute(placements=after)
         assert result.placements == tuple(after)
         if any(is_partial) and before != [Partial("sum")] * len(before):
-            return result.to_local().detach(), None  # PyTorch defines no gradient for all of these
+            # PyTorch does not define gradients for all of these placements.
+            return result.to_local().detach(), None
         local = result.to_local()
         (local * local).sum().backward()
         return local.detach(), part.grad
@@ -264,12 +268,12 @@ def pipeline():
         for layer in layers:
             layer.zero_grad()
         if name in ("GPipe", "1F1B"):
-            mine, count = {rank: nn.Sequential(*layers[2 * rank : 2 * rank + 2])}, size
+            networks, count = {rank: nn.Sequential(*layers[2 * rank : 2 * rank + 2])}, size
         else:
-            mine, count = {stage: layers[stage] for stage in (rank, rank + size)}, 2 * size
+            networks, count = {stage: layers[stage] for stage in (rank, rank + size)}, 2 * size
         device, group = torch.device("cpu"), dist.group.WORLD
         stages = [PipelineStage(net, stage, count, device, group=group)
-                  for stage, net in mine.items()]  # fmt: skip
+                  for stage, net in networks.items()]  # fmt: skip
         schedule = get_schedule_class(name)(
             stages[0] if count == size else stages, pieces, loss_fn=nn.functional.mse_loss
         )
@@ -280,7 +284,7 @@ def pipeline():
         if losses:
             torch.testing.assert_close(torch.stack(losses).mean(), expected)
         for number, layer in enumerate(layers):
-            if number in ([2 * rank, 2 * rank + 1] if count == size else mine):
+            if number in ([2 * rank, 2 * rank + 1] if count == size else networks):
                 for p, grad in zip(layer.parameters(), grads[number], strict=True):
                     torch.testing.assert_close(p.grad, grad, msg=f"{name}, layer {number}")
 
@@ -396,15 +400,15 @@ def api():
 def is_a_backend():
     """The group is PyTorch's own, which calls this package's `Backend`; see WITHOUT_SOURCE_RANKS."""
     assert type(dist.group.WORLD) is dist.ProcessGroup
-    made = dist.group.WORLD._get_backend(torch.device("cpu"))
-    assert isinstance(made, torch._C._distributed_c10d.Backend)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert isinstance(backend, torch._C._distributed_c10d.Backend)
     half = dist.group.WORLD.split_group([dist.get_rank()])
     x = torch.ones(2)
     dist.all_reduce(x)
     half.allreduce([x]).wait()
     assert half.size() == 1 and x.tolist() == [dist.get_world_size()] * 2
     try:
-        made.allreduce([torch.ones(2, device="meta")])
+        backend.allreduce([torch.ones(2, device="meta")])
     except TypeError as error:
         assert "cpu:pycollective,cuda:nccl" in str(error), error
     else:
@@ -412,13 +416,11 @@ def is_a_backend():
 
 
 def two_backends():
-    """A device of its own backend: PyTorch's backend "fake" stands for NCCL."""
+    """Each device has its own backend: PyTorch's backend "fake" stands for NCCL."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
     dist.destroy_process_group()
-    store = dist.FileStore(
-        os.environ["FILE"], dist.get_world_size() if dist.is_initialized() else -1
-    )
+    store = dist.FileStore(os.environ["FILE"], -1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("cpu:pycollective,meta:fake", store=store, rank=rank, world_size=size)
     x = torch.ones(2)
@@ -494,9 +496,9 @@ def with_lightning(how="popen"):
 
         def on_train_end(self):
             assert dist.get_backend() == "pycollective" and dist.get_world_size() == 2
-            mine = nn.utils.parameters_to_vector(self.network.parameters()).detach()
-            rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-            dist.all_gather(rows, mine)
+            weights = nn.utils.parameters_to_vector(self.network.parameters()).detach()
+            rows = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+            dist.all_gather(rows, weights)
             assert torch.equal(*rows)
             assert self.trainer.callback_metrics["rank"] == 0.5
             print(f"rank {self.global_rank} trained by {type(self.trainer.strategy).__name__}")
@@ -524,7 +526,7 @@ def with_lightning_forks():
 
 
 def profiler():
-    """Each call is an event from the begin of the call to the end of its work, in another thread."""
+    """Each call is an event from its start to the end of its work, which is in another thread."""
     size, rank, x = dist.get_world_size(), dist.get_rank(), torch.ones(2)
     with torch.autograd.profiler.profile(record_shapes=True) as profile:
         dist.all_reduce(x)
@@ -590,7 +592,7 @@ def lost_rank():
     """The first time, rank 1 ends in the loop; torchrun starts all ranks again."""
     mark = Path(os.environ["FILE"])
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which may come before the error
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun may send SIGTERM before the error
     if dist.get_rank() == 1 and not mark.exists():
         mark.touch()
         os._exit(3)
@@ -605,9 +607,9 @@ def in_ddp(network):
 
 
 def in_ddp_with_shared_buckets(network):
-    made = nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True)
-    made.register_comm_hook(None, pycollective.torch.shared_buckets)
-    return made
+    wrapped = nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True)
+    wrapped.register_comm_hook(None, pycollective.torch.shared_buckets)
+    return wrapped
 
 
 def in_fsdp2(network):
@@ -686,7 +688,7 @@ def rank_main(rank, size, address):
 
 
 def spawned():
-    """The launcher is `torch.multiprocessing.spawn`; the ranks meet at a file, then at a port."""
+    """Start ranks by `torch.multiprocessing.spawn`; the rendezvous is at a file, then at a port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     for address in (f"file://{os.environ['FILE']}", f"tcp://127.0.0.1:{port}"):

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ else:
 
 
 @pytest.mark.parametrize("call", ["save", "save_weights", "checkpoint"])
-def test_the_next_save_deletes_what_a_killed_one_left(tmp_path, call):
+def test_next_save_deletes_the_unfinished_file_of_a_killed_save(tmp_path, call):
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, call],
         cwd=tmp_path,
@@ -110,14 +111,14 @@ def test_an_error_in_the_block_leaves_the_old_file(tmp_path):
 
 
 def test_locked_lets_one_thread_in_at_a_time(tmp_path):
-    inside, most = 0, []
+    inside, counts = 0, []
 
     def enter():
         nonlocal inside
         for _ in range(20):
             with locked(str(tmp_path)):
                 inside += 1
-                most.append(inside)
+                counts.append(inside)
                 time.sleep(0.0005)
                 inside -= 1
 
@@ -126,13 +127,14 @@ def test_locked_lets_one_thread_in_at_a_time(tmp_path):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(most) == 80 and max(most) == 1
+    assert len(counts) == 80 and max(counts) == 1
 
 
 def test_locked_gives_up_at_its_deadline_and_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic_files, "_LOCK_SECONDS", 0.05)
     with locked(str(tmp_path)):
-        with pytest.raises(TimeoutError, match="another process has been writing"):
+        text = f"another process has been writing in {str(tmp_path)!r}"
+        with pytest.raises(TimeoutError, match=re.escape(text)):
             train.Checkpoint(v=Variable(1.0)).save(tmp_path / "c")
     train.Checkpoint(v=Variable(1.0)).save(tmp_path / "c")
 

@@ -144,7 +144,7 @@ class Net(keras.Model):
         return x * self.scale + self.late
 
 
-def test_attributes_set_and_lists_filled_after_the_restore(tmp_path):
+def test_attributes_set_and_lists_filled_after_the_restore_get_the_values(tmp_path):
     net = Net()
     net.blocks.append(keras.layers.Dense(2))
     net(INPUTS)
@@ -407,7 +407,7 @@ def functional(units=5):
 
 
 @pytest.mark.parametrize(("saved", "restored"), [(1, 2), (2, 1), (2, 3)])
-def test_a_compiled_graph_goes_on_with_other_replicas(tmp_path, saved, restored):
+def test_compiled_functional_model_is_restored_with_other_replicas(tmp_path, saved, restored):
     inputs = [np.arange(24.0).reshape(6, 4) / 24, np.arange(18.0).reshape(6, 3) / 18]
     target = np.linspace(0, 1, 30).reshape(6, 5)
 

@@ -44,7 +44,7 @@ def change_a_number(path):
 
 
 @pytest.mark.parametrize("strange", [3, 1.5, ["a"], object()])
-def test_path_that_is_none_raises_type_error(tmp_path, strange):
+def test_object_that_is_no_path_raises_type_error(strange):
     checkpoint = train.Checkpoint(weight=Variable(1.0))
     for name, call in (
         ("save_path", checkpoint.restore),
@@ -91,7 +91,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_an_error_that_names_the_file_and_the_one_to_restore(two, damage):
+def test_damage_is_an_error_that_names_the_intact_checkpoint(two, damage):
     checkpoint, weight, first, second = two
     suffix, harm, text = DAMAGES[damage]
     harm(f"{second}.{suffix}")
@@ -138,7 +138,7 @@ def test_latest_checkpoint_without_a_checkpoint_is_none(tmp_path):
     assert train.latest_checkpoint(tmp_path) is None
 
 
-def test_deleted_checkpoints_leave_the_state_file(two):
+def test_deleted_checkpoints_are_removed_from_the_state_file(two):
     checkpoint, _, first, second = two
     os.unlink(first + ".index.json")
     third = checkpoint.save(Path(first).parent / "ckpt")
@@ -188,7 +188,7 @@ def test_an_error_at_any_step_leaves_the_previous_checkpoint(two, monkeypatch, s
         expected, value = second, 2
         assert int(checkpoint.save_counter) == 2
     else:
-        # Fewer steps than that: nothing failed.
+        # The save has fewer steps: nothing failed.
         assert call >= {"fsync": 6, "replace": 3}[step]
         expected, value = path, 3
     monkeypatch.undo()
@@ -268,14 +268,14 @@ checkpoint.save(directory + "/ckpt")
 @pytest.mark.parametrize(
     ("step", "call", "value"),
     [
-        ("fsync", 1, 2),  # the data is written, but not on the disk.
+        ("fsync", 1, 2),  # The data is written, but not on the disk.
         ("replace", 1, 2),  # The data has its temporary name.
         ("replace", 2, 2),  # The data file exists, the index does not.
         ("replace", 3, 2),  # The checkpoint exists, but is not recorded.
         ("fsync", 6, 3),  # The checkpoint is recorded.
     ],
 )
-def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(tmp_path, step, call, value):
+def test_killed_process_leaves_a_checkpoint_to_continue_from(tmp_path, step, call, value):
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), step, str(call)],
         cwd=tmp_path,  # so that the tests' package is imported, not the sources in the present folder
@@ -360,8 +360,8 @@ for _ in range(15):
     checkpoint.save(sys.argv[1] + "/" + sys.argv[2])
 """
     run_together(code, tmp_path, "a", "b")
-    noted = train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
-    assert sorted(noted) == sorted(str(tmp_path / f"{n}-{i}") for n in "ab" for i in range(1, 16))
+    paths = train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
+    assert sorted(paths) == sorted(str(tmp_path / f"{n}-{i}") for n in "ab" for i in range(1, 16))
 
 
 def test_concurrent_managers_with_the_same_names_leave_whole_checkpoints(tmp_path):
@@ -379,10 +379,10 @@ for _ in range(15):
     manager.save()
 """
     run_together(code, tmp_path, "1", "2")
-    noted = train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
-    assert len(noted) == 2
+    paths = train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
+    assert len(paths) == 2
     weight = Variable(np.zeros(1000))
-    for path in noted:
+    for path in paths:
         train.Checkpoint(weight=weight).restore(path).assert_consumed()
         assert weight.numpy()[0] in (1, 2) and len(set(weight.numpy())) == 1
     assert len(list(tmp_path.iterdir())) == 5
@@ -391,7 +391,7 @@ for _ in range(15):
 # CheckpointManager --------------------------------------------------------------------------------
 
 
-def test_manager_keeps_the_last_ones(tmp_path):
+def test_manager_keeps_the_last_checkpoints(tmp_path):
     weight = Variable(0.0)
     manager = train.CheckpointManager(train.Checkpoint(w=weight), tmp_path, max_to_keep=2)
     assert manager.latest_checkpoint is None and manager.checkpoints == []
@@ -432,7 +432,7 @@ def test_manager_rejects_keeping_none(tmp_path, count):
         train.CheckpointManager(train.Checkpoint(v=Variable(1.0)), tmp_path, count)
 
 
-def test_manager_keeps_all(tmp_path):
+def test_manager_without_a_limit_keeps_all_checkpoints(tmp_path):
     manager = train.CheckpointManager(train.Checkpoint(v=Variable(1.0)), tmp_path, None)
     for _ in range(5):
         manager.save()

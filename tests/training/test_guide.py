@@ -106,7 +106,7 @@ def test_guide_prints_the_numbers_of_tensorflow(replicas, tmp_path):
 
     assert printed["The default strategy"][0] == "tf.Tensor(1.0, shape=(), dtype=float32)"
     per_replica = {1: [10], 2: [5, 5], 4: [3, 3, 3, 1]}[replicas]
-    assert printed["What each replica gets (guide and input tutorial)"] == [
+    assert printed["The rows of each replica (guide and input tutorial)"] == [
         "rows of a batch of 10: " + " ".join(map(str, per_replica)),
         "rows from a function: " + " ".join(["5"] * replicas),
         "replicas: " + " ".join(map(str, range(replicas))),
@@ -129,6 +129,6 @@ def test_guide_prints_the_numbers_of_tensorflow(replicas, tmp_path):
         f"with NCCL {max(1, gpus)} replicas",
     ]
     assert printed["TF_CONFIG"][-1] == "this is worker 1 at host2:port"
-    assert printed["Is it the gradient of one replica?"][0].startswith(
+    assert printed["The gradients of several replicas are those of one"][0].startswith(
         f"gradients of {replicas} replicas against one"
     )

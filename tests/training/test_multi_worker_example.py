@@ -17,24 +17,24 @@ pytestmark = pytest.mark.slow
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples/multi_worker.py")
 
 
-def started(commands):
-    """Run commands at the same time, and return the workers' last lines, sorted."""
+def worker_lines(commands):
+    """Run commands at the same time; return the lines that begin with "worker", sorted."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             words,
-            env={**env, **own},
+            env={**env, **variables},
             cwd=Path(EXAMPLE).parent,  # not beside the sources, which may have no compiled core
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for words, own in commands
+        for words, variables in commands
     ]
-    said = [process.communicate(timeout=120) for process in processes]
-    assert all(process.returncode == 0 for process in processes), said
-    lines = [line for out, _ in said for line in out.splitlines() if line.startswith("worker ")]
-    assert len(lines) == 2, said
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert all(process.returncode == 0 for process in processes), outputs
+    lines = [line for out, _ in outputs for line in out.splitlines() if line.startswith("worker ")]
+    assert len(lines) == 2, outputs
     return sorted(lines)
 
 
@@ -51,7 +51,7 @@ def by_hand(words):
         task = {"type": "worker", "index": index}
         config = json.dumps({"cluster": {"worker": workers}, "task": task})
         commands.append(([sys.executable, *words], {"TF_CONFIG": config}))
-    return started(commands)
+    return worker_lines(commands)
 
 
 def test_workers_by_hand_agree(by_hand):
@@ -59,21 +59,21 @@ def test_workers_by_hand_agree(by_hand):
     assert first.removeprefix("worker 0") == second.removeprefix("worker 1")
 
 
-def test_pycollective_run_gives_the_same(words, by_hand):
+def test_pycollective_run_gives_the_same_numbers(words, by_hand):
     run = [sys.executable, "-m", "pycollective", "run", "-n", "2"]
-    assert started([([*run, *words], {})]) == by_hand
+    assert worker_lines([([*run, *words], {})]) == by_hand
 
 
 @pytest.mark.parametrize("program", ["mpirun", "mpiexec.hydra"])
-def test_mpi_gives_the_same(words, by_hand, program):
+def test_mpi_gives_the_same_numbers(words, by_hand, program):
     if shutil.which(program) is None:
         pytest.skip(f"no {program}")
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     allowed["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-    assert started([([program, "-n", "2", sys.executable, *words], allowed)]) == by_hand
+    assert worker_lines([([program, "-n", "2", sys.executable, *words], allowed)]) == by_hand
 
 
-def test_ray_gives_the_same(words, by_hand):
+def test_ray_gives_the_same_numbers(words, by_hand):
     pytest.importorskip("ray")
     env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    assert started([([sys.executable, *words, "--ray", "2"], env)]) == by_hand
+    assert worker_lines([([sys.executable, *words, "--ray", "2"], env)]) == by_hand

@@ -129,7 +129,7 @@ inline Index count(const Array& a, const char* name, Index unit) {
   return a.size() / unit;
 }
 
-// Returns the product of two sizes. Throws if no array in memory can have that size.
+// Returns the product of two sizes. Throws if it overflows: no array can have that size.
 inline Index area(Index a, Index b) {
   Index product;
   if (__builtin_mul_overflow(a, b, &product)) throw pybind11::value_error("sizes overflow");

@@ -15,7 +15,7 @@ namespace {
 namespace py = pybind11;
 using namespace pybind11::literals;
 
-// Checks a pooling window over the convolution's output, which must be in disjoint strips of rows.
+// Checks that pooling windows lie over the convolution's output, without padding or overlap.
 void check_fused(const Window& w, const Window& pool, Index filters) {
   check_pool(pool, nn::kNone<std::uint8_t>);
   if (pool.height != w.out_h || pool.width != w.out_w || pool.channels != filters ||
@@ -59,7 +59,7 @@ void col2im(const Array& cols, Array& x, const Window& w, Index first, Index row
   });
 }
 
-void check_winograd(const Window& w) {
+void check_3x3(const Window& w) {
   if (w.kernel_h != 3 || w.kernel_w != 3 || w.stride_h != 1 || w.stride_w != 1 ||
       w.dilation_h != 1 || w.dilation_w != 1) {
     throw py::value_error("the window must be 3 x 3 with stride and dilation 1");
@@ -74,7 +74,7 @@ void forward_of(const Kernel& kernel, const Array& x, const Array& weights, cons
   const Index images = count(x, "x", w.image());
   const Index filters = count(weights, "weights", w.patch());
   if (filters < 1) throw py::value_error("weights hold no filter");
-  check_winograd(w);
+  check_3x3(w);
   if (pool) {
     check_fused(w, *pool, filters);
     if (pool->kernel_h != 2 || pool->kernel_w != 2 || pool->stride_h != 2 || pool->stride_w != 2) {
@@ -119,7 +119,7 @@ void winograd_gradient(const Array& x, const Array& weights, const Array& g, con
   const Index images = count(x, "x", w.image());
   const Index filters = count(weights, "weights", w.patch());
   if (filters < 1) throw py::value_error("weights hold no filter");
-  check_winograd(w);
+  check_3x3(w);
   const Index size = area(images * w.out_h * w.out_w, filters);
   const auto from = reads<float>(x, "x", x.size());
   const auto factors = reads<float>(weights, "weights", weights.size());

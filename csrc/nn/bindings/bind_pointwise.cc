@@ -1,4 +1,4 @@
-// Bias, relu, sums of arrays, and the cross-entropy.
+// Bias, activations, operations of two arrays, reductions, copies, softmax and losses.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -117,7 +117,7 @@ struct Repeated {
   const T* data;
   Index period;
 
-  // Few numbers are copied side by side, because kernels process runs of them.
+  // A short operand is copied several times side by side, because kernels process long runs.
   Repeated(const Array& a, const char* name, Index size) : data(in<T>(a, name, a.size())) {
     period = a.size();
     if (period < 1 ? size > 0 : size % period != 0) {
@@ -229,7 +229,8 @@ void extremum_gradient(const Array& x, const Array& top, const Array& g, Array& 
   });
 }
 
-// Copies an array to one of the same shape. Returns false for types that the kernel does not copy.
+// Copies an array to one of the same shape. Returns false, without copying, if the kernel does
+// not support the types or the number of axes.
 bool copy(const Array& source, Array& target) {
   const int axes = static_cast<int>(target.ndim());
   if (!source.dtype().is(target.dtype()) || target.dtype().kind() == 'O' ||

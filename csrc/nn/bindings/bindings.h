@@ -1,4 +1,5 @@
-// The bindings of pycollective._nn: a bind_<topic>.cc for each section of nn/kernels.h.
+// The bindings of pycollective._nn. Each bind_<topic>.cc binds the kernels of some sections of
+// nn/kernels.h; bind_record.cc binds the records of kernel calls.
 #pragma once
 
 #include <pybind11/pybind11.h>

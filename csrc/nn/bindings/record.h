@@ -4,7 +4,7 @@
 // A record numbers the arrays as buffers. Each replay binds the buffers of inputs and outputs to
 // arrays. All other buffers are internal, and share the memory that each replay gets. The record is
 // refused if a kernel reads an array that is neither an input nor the result of a recorded kernel.
-// Code that the record does not repeat computed that array.
+// A replay would not compute such an array again.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -108,8 +108,8 @@ class Replay {
  public:
   Replay(std::shared_ptr<const Record> record, const pybind11::array& memory);
 
-  // Runs the next part. Returns false, without doing anything, unless the arrays have the types and
-  // sizes of the recorded ones.
+  // Runs the next part. Returns false, without running a kernel, unless the arrays have the types
+  // and sizes of the recorded ones.
   bool run(const std::vector<pybind11::object>& inputs,
            const std::vector<pybind11::object>& outputs);
 

@@ -63,7 +63,10 @@ def get_or_create_global_step() -> Variable:
 
 
 class Optimizer:
-    """Base class of optimizers for model functions; each has a Keras optimizer."""
+    """Base class of optimizers for model functions; each has a Keras optimizer.
+
+    The parameter ``use_locking`` of the subclasses is accepted and ignored.
+    """
 
     def __init__(self, keras: optimizers.Optimizer) -> None:
         self._keras = keras

@@ -69,10 +69,10 @@ class Callback:
         """Handle the end of `Model.evaluate`, or of the validation in `Model.fit`."""
 
     def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Handle the beginning of an evaluation step."""
+        """Handle the beginning of an evaluation step, or of ``steps_per_execution`` steps."""
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Handle the end of an evaluation step."""
+        """Handle the end of an evaluation step, or of ``steps_per_execution`` steps."""
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
         """Handle the beginning of `Model.predict`."""
@@ -81,13 +81,17 @@ class Callback:
         """Handle the end of `Model.predict`."""
 
     def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Handle the beginning of a prediction step."""
+        """Handle the beginning of a prediction step, or of ``steps_per_execution`` steps."""
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Handle the end of a prediction step; ``logs["outputs"]`` holds the outputs."""
+        """Handle the end of a prediction step, or of ``steps_per_execution`` steps.
+
+        ``logs["outputs"]`` holds the outputs of the last step. With parameter servers, ``logs`` is
+        empty.
+        """
 
 
-#: The names of the methods that handle events.
+#: The names of the methods that handle events, without the two older names.
 EVENTS = tuple(
     name
     for name in vars(Callback)

@@ -22,7 +22,7 @@ class History(Callback):
         The list of the results of all epochs, by name. The names of validation results begin with
         ``val_``.
     epoch : list of int
-        The epochs, counted from 0.
+        The epochs of the last `Model.fit`, counted from 0.
     model : Model or None
         The model, while the program holds a reference to it; None in a pickled or copied history.
     """
@@ -139,6 +139,11 @@ class CallbackList(Callback):
         The model, which is set in each callback.
     **params
         ``verbose``, ``epochs`` and ``steps``, which are set in each callback as ``params``.
+
+    Raises
+    ------
+    TypeError
+        If an item of ``callbacks`` is not a `Callback`.
     """
 
     def __init__(

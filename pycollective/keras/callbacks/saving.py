@@ -1,4 +1,4 @@
-"""Callbacks that write files."""
+"""Callbacks that save models and the state of training."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def _check_frequency(save_freq: Any) -> None:
 
 
 class _Due:
-    """A counter of batches that tells when ``save_freq`` batches have ended since the last save."""
+    """A counter of batches that tells when a multiple of ``save_freq`` batches has ended."""
 
     def __init__(self, save_freq: str | int) -> None:
         self._every = 0 if save_freq == "epoch" else int(save_freq)

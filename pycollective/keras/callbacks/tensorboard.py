@@ -27,6 +27,7 @@ class TensorBoard(Callback):
 
     The callback needs the package tensorboard (``pip install 'pycollective[tensorboard]'``), but not
     TensorFlow. Each result of an epoch is a scalar ``epoch_<name>`` in the runs ``train`` and
+    ``validation``. Each evaluation also adds scalars ``evaluation_<name>_vs_iterations`` to the run
     ``validation``. If there are several workers, the chief writes.
 
     Parameters

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ...atomic_files import replacing
 from ...errors import DataError
 
-#: Images [n, 28, 28] and labels [n], of uint8.
+#: Images and labels, of uint8; in the format of MNIST [n, 28, 28] and [n].
 Images: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
 
 _IDX_NAMES = (

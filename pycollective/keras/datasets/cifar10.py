@@ -130,7 +130,7 @@ def _files(location: Path) -> Iterator[tuple[str, bytes]]:
 def _records(where: str, data: bytes) -> Images:
     if not data or len(data) % _RECORD:
         raise DataError(
-            f"{where} is truncated: {len(data)} bytes are not a multiple of a record's {_RECORD} "
+            f"{where} is truncated: it has {len(data)} bytes, which are no whole records of {_RECORD} "
             "bytes; download the files again"
         )
     records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)

@@ -21,7 +21,7 @@ def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Image
     Parameters
     ----------
     path : str or path, optional
-        A folder with the files of MNIST, or ``"digits"`` for those of scikit-learn.
+        A path for `mnist.load_data`, or ``"digits"`` for the digits of scikit-learn.
 
     Returns
     -------
@@ -33,7 +33,7 @@ def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Image
     DataError
         If the files in ``path`` are missing or damaged.
     ImportError
-        If neither MNIST nor scikit-learn is available.
+        If the digits of scikit-learn are needed, but scikit-learn is not installed.
     """
     if path == "digits":
         return digits.load_data()

@@ -72,12 +72,12 @@ class Graph:
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers, including inputs, without recorded operators."""
+        """The layers, including inputs, without other operations."""
         return [operation for operation in self.operations if isinstance(operation, Layer)]
 
     @property
     def steps(self) -> list[Any]:
-        """The steps that calls make, after the first call."""
+        """The steps that a call runs; an empty list before the first call."""
         return [] if self._plan is None else self._plan.steps
 
     def run(self, name: str, inputs: Any) -> Any:
@@ -132,7 +132,9 @@ def _matched(declared: Any, given: Any) -> list[Any]:
             )
         return [given]
     if isinstance(given, Mapping):
-        keyed = declared if isinstance(declared, Mapping) else {t.name: t for t in declared}
+        keyed = (
+            declared if isinstance(declared, Mapping) else {t.name: t for t in leaves_of(declared)}
+        )
         missing = [key for key in keyed if key not in given]
         if missing:
             raise _OtherStructureError(

@@ -1,7 +1,7 @@
-"""Operations of a graph: the operators and indexing of symbolic tensors.
+"""Operations of a graph: operators, indexing and functions of symbolic tensors.
 
-Operations have no weights, and are not among a model's `layers`. Files store them as the operations
-that Keras writes for the same operators.
+Operations have no weights, and are not among a model's `layers`. Files store operators and indexing
+as Keras does. Only this package can read a stored `FunctionCall`.
 """
 
 from __future__ import annotations
@@ -206,7 +206,6 @@ class GetItem(Operation):
         return as_tensor(x)[tuple(key) if isinstance(key, list) else key]
 
     def result_shape(self, *values: Any) -> Shape:
-        """Return the shape of the result."""
         x, key = values
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
         wrong = [k for k in keys if not (k is None or k is Ellipsis or _is_index(k))]
@@ -246,6 +245,13 @@ class FunctionCall(Operation):
     ----------
     function : str
         The function's name.
+    name : str, optional
+        The operation's name; the default is the function's name with a number.
+
+    Raises
+    ------
+    ValueError
+        If the function does not accept symbolic tensors.
     """
 
     def __init__(self, function: str, name: str | None = None) -> None:

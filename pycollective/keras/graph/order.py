@@ -11,10 +11,10 @@ from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, sym
 def nodes_between(
     inputs: Sequence[KerasTensor], outputs: Sequence[KerasTensor]
 ) -> tuple[list[Node], list[Any]]:
-    """Return the calls that the outputs need, in execution order, and the called operations.
+    """Return the nodes of the inputs and of the calls that the outputs need, and their operations.
 
-    The operations are in the order in which the search found them. Raise ``ValueError`` if an output
-    depends on an input that is not among ``inputs``.
+    The nodes are in execution order, and the operations are in the order of the search. Raise
+    ``ValueError`` if an output depends on an input that is not among ``inputs``.
     """
     known = {id(tensor) for tensor in inputs}
     done: set[int] = set()
@@ -83,8 +83,8 @@ def with_own_inputs(
 ) -> tuple[Any, Any]:
     """Return inputs and outputs of a copy of a graph, for a model that begins inside the graph.
 
-    Some of ``inputs`` are results of layers. ``new_input`` makes a new input for each of these. The
-    calls between inputs and outputs are recorded again on the new inputs. ``flat`` is the list of all
+    For each of ``inputs`` that is the result of a layer, ``new_input`` makes a new input. The calls
+    between inputs and outputs are recorded again on the new inputs. ``flat`` is the list of all
     ``inputs``.
     """
     copies: dict[int, KerasTensor] = {

@@ -19,7 +19,7 @@ MODULE = "keras.src.ops.numpy"
 
 
 class History(NamedTuple):
-    """The layer or operation that computes a tensor, the index of its call, and of the result."""
+    """The layer or operation that computes a tensor, and the indices of the call and the result."""
 
     operation: Any
     node_index: int
@@ -47,8 +47,8 @@ class KerasTensor:
     """A symbolic tensor: it has a shape and a dtype, but no values. `Input` returns one.
 
     A layer called on a symbolic tensor records the call and returns a symbolic result. A `Model`
-    consists of the calls between its inputs and outputs. ``+ - * / // % ** @``, ``abs`` and
-    ``x[...]`` are recorded too.
+    consists of the calls between its inputs and outputs. ``+ - * / // % ** @``, ``abs``,
+    ``x[...]`` and functions such as ``tf.reduce_mean`` are recorded too.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class KerasTensor:
 
     @property
     def history(self) -> History:
-        """The layer or operation that computes this tensor.
+        """The layer or operation that computes this tensor, as a `History`.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Node:
 
     @property
     def is_input(self) -> bool:
-        """True if the node is an input of a graph, and not a recorded call."""
+        """True if the node is an input of a graph: no symbolic tensor is among its arguments."""
         return not self.input_tensors
 
     def __repr__(self) -> str:

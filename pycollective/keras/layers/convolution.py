@@ -290,8 +290,8 @@ class Conv2DTranspose(_Convolution):
         The parameters of the convolution: an int, or (height, width). Strides and dilations cannot
         both be larger than 1.
     padding : str
-        The padding of the convolution. With ``"same"`` the output is ``strides`` times as large as
-        the input.
+        The padding of the convolution. With ``"same"`` and the default ``output_padding``, the
+        output is ``strides`` times as large as the input.
     output_padding
         The number of pixels added to the smallest possible output: an int, or (height, width), less
         than the strides. The default follows from the other parameters.

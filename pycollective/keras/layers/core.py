@@ -132,7 +132,7 @@ class Embedding(Layer):
     Raises
     ------
     IndexError
-        In a call, if an input is not a row of the table.
+        In a call, if an input is not the number of a row.
     """
 
     takes_one_tensor = True

@@ -26,8 +26,8 @@ _PACKAGES: dict[str, Any] = {
 class Described(CopiedByConfig):
     """Base of `Layer`: converts the constructor's arguments to a config."""
 
-    #: The attributes in the config; None: the constructor's arguments. A layer of this package
-    #: has all positional parameters of its constructor, unless it sets this attribute.
+    #: The attributes in the config; None: the constructor's arguments. For a layer of this package,
+    #: the default is all positional parameters of its constructor.
     _config_names: tuple[str, ...] | None = None
     #: Settings of Keras, each with the only supported value.
     _fixed: tuple[tuple[str, Any], ...] = ()
@@ -38,8 +38,8 @@ class Described(CopiedByConfig):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = cls.__module__.startswith("pycollective.keras.layers.")
-        if own and "_config_names" not in vars(cls):
+        in_package = cls.__module__.startswith("pycollective.keras.layers.")
+        if in_package and "_config_names" not in vars(cls):
             cls._config_names = parameters_of(cls) or cls._config_names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -71,7 +71,10 @@ class Described(CopiedByConfig):
             If an argument is not a JSON value and the subclass does not override this method.
         """
         names = self._config_names
-        own = self._given() if names is None else {name: self._stored(name) for name in names}
+        if names is None:
+            arguments = self._given()
+        else:
+            arguments = {name: self._stored(name) for name in names}
         config = {
             "name": self._name,
             "trainable": self._trainable,
@@ -81,7 +84,7 @@ class Described(CopiedByConfig):
                 "config": self._policy.get_config(),
                 "registered_name": None,
             },
-            **own,
+            **arguments,
         }
         if "_arguments" in self.__dict__:
             taken = inspect.signature(type(self).__init__).parameters

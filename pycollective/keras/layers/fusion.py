@@ -143,10 +143,11 @@ class AroundDropout:
     """Consecutive steps with `Dropout` among them, which are one record in inference."""
 
     def __init__(self, steps: Sequence[Any]) -> None:
-        #: The steps of inference, and those of training, which `Dropout` separates.
+        #: The steps of inference, joined across `Dropout`.
         self.in_inference = Replayed(
             steps, [layer for step in steps for layer in _layers_of(step)], in_training=False
         )
+        #: The steps of training, joined between one `Dropout` and the next.
         self.in_training = _joined(steps)
 
     def __call__(self, inputs: Any) -> Any:

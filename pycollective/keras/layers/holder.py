@@ -205,8 +205,8 @@ class Holder(Trackable):
     def add_loss(self, loss: Any) -> None:
         """Add a tensor, or several, to the `losses` of the current call.
 
-        Each replica (thread) has its own values. The next call of the layer, or of the model that
-        contains it, discards them.
+        Each replica (thread) has its own values. The values last until the next outermost call: a
+        call of the layer itself, or of a model that contains the layer.
         """
         if in_dry_run():
             return

@@ -10,7 +10,7 @@ IMAGES = "images of shape [n, height, width, channels]"
 
 
 def data_format_of(value: str | None) -> str:
-    """Return ``"channels_last"``, or raise ``ValueError`` for anything else."""
+    """Return ``"channels_last"``, also for None; raise ``ValueError`` for any other format."""
     if value not in (None, "channels_last"):
         raise ValueError(
             f"data_format must be 'channels_last', got {value!r}; transpose images to "

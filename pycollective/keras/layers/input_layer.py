@@ -41,8 +41,8 @@ class InputLayer(SameShape):
     Raises
     ------
     ValueError
-        For unsupported arguments, unless exactly one of ``shape`` and ``batch_shape`` is given, and if
-        ``batch_size`` is no multiple of the number of replicas.
+        If an argument is not supported, ``batch_size`` is no multiple of the number of replicas, or
+        ``shape`` and ``batch_shape`` are both given or both missing.
     """
 
     def __init__(

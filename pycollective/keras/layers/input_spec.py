@@ -29,7 +29,8 @@ class InputSpec:
     allow_last_axis_squeeze : bool
         True to allow a last axis of length 1 to be added or omitted, regardless of ``shape``.
     name : str, optional
-        The key of the input, if the inputs are in a dict.
+        Accepted for compatibility with Keras and ignored. For inputs in a dict, set ``input_spec``
+        to a dict with the same keys.
     optional : bool
         Accepted for compatibility with Keras and ignored: every input is required.
 

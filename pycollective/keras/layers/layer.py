@@ -41,7 +41,8 @@ class _Calls(threading.local):
 
     depth = 0
     training: bool | None = None
-    #: The variables that layers assigned and their new values, while a list notes them; or None.
+    #: The variables that layers assigned inside `assignments_in_calls`, with their new values.
+    #: None outside of such a block.
     assigned: list[tuple[Variable, Tensor]] | None = None
 
 
@@ -64,7 +65,7 @@ def training_in_calls(training: bool | None) -> Iterator[None]:
 
 
 def assign_in_call(variable: Variable, value: Tensor) -> None:
-    """Assign a value that a layer computed to a variable; `assignments_in_calls` notes it."""
+    """Assign a value in a layer's call; `assignments_in_calls` lists the assignment."""
     if _calls.assigned is not None:
         _calls.assigned.append((variable, value))
     variable.assign(value)
@@ -72,7 +73,7 @@ def assign_in_call(variable: Variable, value: Tensor) -> None:
 
 @contextmanager
 def assignments_in_calls() -> Iterator[list[tuple[Variable, Tensor]]]:
-    """Return the variables that this thread's layers assign inside the ``with`` block, with values."""
+    """Collect the assignments of this thread's layer calls inside the ``with`` block."""
     before, _calls.assigned = _calls.assigned, []
     try:
         yield _calls.assigned
@@ -101,8 +102,9 @@ class Layer(Described, Holder):
     name : str, optional
         The name; the default is the class's name with a number.
     dtype
-        The dtype of variables and outputs, a `DTypePolicy`, or a policy's name. The default is
-        ``keras.backend.floatx()``. Floating-point inputs of another dtype are converted.
+        The dtype of variables and outputs, a `DTypePolicy`, or a policy's name. The default is the
+        global policy, which is ``keras.backend.floatx()`` unless `set_dtype_policy` changed it.
+        Floating-point inputs of another dtype are converted.
     input_shape
         The shape of one example. If a `Sequential`'s first layer has an ``input_shape``, the model
         is built immediately.
@@ -277,9 +279,9 @@ class Layer(Described, Holder):
             name, shape, given = None, name, shape
             initializer = initializer if given == () else given
         sizes = tuple(int(n) for n in shape)
-        kind = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
+        variable_dtype = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
         if initializer is None:
-            initializer = "glorot_uniform" if kind.kind in "fV" else "zeros"
+            initializer = "glorot_uniform" if variable_dtype.kind in "fV" else "zeros"
         start = initializers.get(initializer)
         assert start is not None
         short = "weight" if name is None else name
@@ -287,10 +289,10 @@ class Layer(Described, Holder):
             trainable = False
         variable = self._new_variable(
             short,
-            lambda: start(sizes, kind),
+            lambda: start(sizes, variable_dtype),
             label=f"{self._name}/{short}",
             shape=sizes,
-            dtype=kind,
+            dtype=variable_dtype,
             trainable=trainable,
             synchronization=synchronization,
             aggregation=aggregation,
@@ -357,7 +359,10 @@ class Layer(Described, Holder):
         return {name: shapes_of(value) for name, value in arguments.items() if value is not None}
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return the shapes that the layer was built for, or None if it has nothing to build."""
+        """Return the shapes that the layer was built for.
+
+        The result is None if the layer is not built, or has nothing to build.
+        """
         known = self.built and self._built_shapes is not None
         builds = self._has_build or any(self._sublayers())
         key = "input_shape" if self._build_names is None else "shapes_dict"
@@ -497,8 +502,13 @@ class Layer(Described, Holder):
     def _check_inputs(self, inputs: Any) -> None:
         """Raise ``ValueError`` unless the inputs match `input_spec`."""
         specs, given = self.input_spec, inputs
-        if isinstance(specs, Mapping):
-            specs, given = zip(*[(specs[key], inputs.get(key)) for key in specs], strict=True)
+        if isinstance(specs, Mapping) or isinstance(inputs, Mapping):
+            named = (
+                specs if isinstance(specs, Mapping) else {s.name: s for s in nest.flatten(specs)}
+            )
+            if isinstance(specs, Mapping) or all(named):
+                given = [self._input_of(inputs, name) for name in named]
+                specs = list(named.values())
         specs, given = nest.flatten(specs), nest.flatten(given)
         if len(specs) != len(given):
             raise ValueError(
@@ -512,6 +522,16 @@ class Layer(Described, Holder):
                     f'Input {number} of layer "{self._name}" is incompatible with the layer: '
                     f"{mismatch}. Full shape received: {tuple(value.shape)}"
                 )
+
+    def _input_of(self, inputs: Any, name: str) -> Any:
+        """Return an input of a dict of inputs."""
+        if not isinstance(inputs, Mapping) or name not in inputs:
+            got = list(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+            raise ValueError(
+                f'Missing data for input "{name}" of layer "{self._name}", which needs a dict of '
+                f"inputs; got {got}"
+            )
+        return inputs[name]
 
     def _penalize(self, outputs: Any) -> None:
         """Add the activity regularizer's value for these outputs to `losses`."""
@@ -588,7 +608,9 @@ class Layer(Described, Holder):
 
     @property
     def output_shape(self) -> Any:
-        """The output shape of the first call, with None for the batch.
+        """The output shape of the last symbolic call, or else of the first call.
+
+        The batch is None unless an `Input` declares its size.
 
         Raises
         ------

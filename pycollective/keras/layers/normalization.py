@@ -225,7 +225,7 @@ class LayerNormalization(_Normalization):
     epsilon : float
         The number added to the variance.
     center, scale : bool
-        True to add ``beta``, and to multiply by ``gamma``. Both have the lengths of ``axis``.
+        True to add ``beta``, and to multiply by ``gamma``. Their shape is the lengths of ``axis``.
     beta_initializer, beta_regularizer, beta_constraint
         The settings of ``beta``.
     gamma_initializer, gamma_regularizer, gamma_constraint

@@ -22,10 +22,8 @@ _LAYERS = LAYERS | {
     *(known.GlobalAveragePooling2D, known.InputLayer, known.LayerNormalization, known.Multiply),
     *(known.UpSampling2D, known.ZeroPadding2D),
 }
-
-
-_TRAINED = (Variable, MirroredVariable)
-_OTHERS = (*_TRAINED, SyncOnReadVariable)
+_TRAINED_TYPES = (Variable, MirroredVariable)
+_OTHER_TYPES = (*_TRAINED_TYPES, SyncOnReadVariable)
 
 
 class OnGpu(Captured):
@@ -38,7 +36,7 @@ class OnGpu(Captured):
     call
         The function that calls the layers.
     layers
-        The layers that it calls.
+        The layers that the function calls.
     """
 
     def __init__(self, call: Callable[[Tensor], Any], layers: Sequence[Layer]) -> None:
@@ -69,8 +67,8 @@ class OnGpu(Captured):
             others = [v for v in both if not v.trainable]
             fits = (
                 all(map(_can_capture, self._layers))
-                and all(type(v) in _TRAINED for v in trained)
-                and all(type(v) in _OTHERS for v in others)
+                and all(type(v) in _TRAINED_TYPES for v in trained)
+                and all(type(v) in _OTHER_TYPES for v in others)
             )
             self._found = (trained, others) if fits else None
         return self._found

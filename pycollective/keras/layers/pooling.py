@@ -83,15 +83,7 @@ class AveragePooling2D(_Pooling):
 
 
 class _GlobalPooling(ImageLayer):
-    """Base of the layers that pool whole images.
-
-    Parameters
-    ----------
-    data_format
-        Must be ``"channels_last"``.
-    keepdims
-        True to keep the axes of height and width, with length 1.
-    """
+    """Base of the layers that pool whole images."""
 
     def __init__(
         self, data_format: str | None = None, keepdims: bool = False, **options: Any
@@ -110,7 +102,15 @@ class _GlobalPooling(ImageLayer):
 
 
 class GlobalAveragePooling2D(_GlobalPooling):
-    """The mean of all pixels, channel by channel."""
+    """The mean of all pixels, channel by channel.
+
+    Parameters
+    ----------
+    data_format
+        Must be ``"channels_last"``.
+    keepdims
+        True to keep the axes of height and width, with length 1.
+    """
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, channels]``, or ``[n, 1, 1, channels]`` with ``keepdims``."""
@@ -119,7 +119,10 @@ class GlobalAveragePooling2D(_GlobalPooling):
 
 
 class GlobalMaxPooling2D(_GlobalPooling):
-    """The maximum of all pixels, channel by channel."""
+    """The maximum of all pixels, channel by channel.
+
+    The parameters are those of `GlobalAveragePooling2D`.
+    """
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, channels]``, or ``[n, 1, 1, channels]`` with ``keepdims``."""

@@ -16,8 +16,8 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
     """Build a layer for symbolic inputs, record the call, and return the symbolic outputs.
 
     The shapes of the outputs come from `compute_output_shape` if the class overrides it, the call
-    has one argument, and all sublayers are built. Otherwise the layer is called on zeros, in a batch
-    of one example.
+    has one argument, and all sublayers are built. Otherwise the layer is called on zeros, with
+    length 1 in place of each unknown length.
     """
     if training is not None:
         kwargs = {**kwargs, "training": training}

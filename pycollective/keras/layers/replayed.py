@@ -57,8 +57,8 @@ LAYERS = frozenset(
         *(Flatten, LeakyReLU, MaxPooling2D, ReLU, Reshape, Softmax),
     )
 )
-#: For some of these layers: returns True if kernels that can be recorded compute the whole layer, and
-#: the condition in words.
+#: For some of these layers: a function and its condition in words. The function returns True if
+#: kernels that can be recorded compute the whole layer.
 _FITS: dict[type[Layer], tuple[Callable[[Any], bool], str]] = {
     BatchNormalization: (
         lambda layer: not layer.synchronized and layer.axis in (-1, 3),
@@ -78,8 +78,9 @@ _VARIABLES = (Variable, MirroredVariable, SyncOnReadVariable)
 _BEFORE, _UNTIL = 2, 64
 #: The largest number of input shapes whose records are kept.
 _SHAPES = 8
-#: Limits in bytes. Large layers spend little of their time in Python, so a replay gains little. It also
-#: completes all gradients at its end only, which leaves no time to overlap their all-reduce.
+#: Limits in bytes. Large layers spend little of their time in Python, so a replay gains little. A
+#: replay also completes all gradients at its end only, which leaves no time to overlap their
+#: all-reduce.
 _MOST_OF_VARIABLES = 8 << 20
 _MOST_OF_MEMORY = 32 << 20
 
@@ -88,6 +89,8 @@ _MOST_OF_MEMORY = 32 << 20
 _OTHER_GRADIENTS = "the program needs other gradients than the recorded ones"
 _OTHER_BITS = "a replay gave other bits"
 _NOT_ON_HOST = "an array is not in the memory of the host"
+
+#: The folder of this package; the frames of its functions are not the program's.
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
 
 #: All objects of `Replayed` that the program has.
@@ -287,7 +290,11 @@ class Replayed:
         return ""
 
     def lines(self, by: CodeType | None = None) -> Iterator[str]:
-        """Yield a line of text for each shape of inputs, or for those that a function recorded."""
+        """Yield a line of text for each shape of inputs.
+
+        With ``by``, yield only lines about records that were made in calls of the function with
+        this code.
+        """
         if self._obstacle and by is None:
             yield f"runs from Python: {self._obstacle}"
             return

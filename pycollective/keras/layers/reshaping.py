@@ -196,6 +196,8 @@ class UpSampling2D(ImageLayer):
         if self.interpolation == "nearest":
             return nn.upsample_nearest(inputs, self.size)
         assert height is not None and width is not None
+        if inputs.dtype.kind not in "fV":
+            inputs = ops.cast(inputs, self.compute_dtype)
         return nn.resize_bilinear(inputs, height, width)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:

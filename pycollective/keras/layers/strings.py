@@ -25,7 +25,8 @@ class StringLookup(SameShape):
     Parameters
     ----------
     max_tokens : int, optional
-        The largest vocabulary that `adapt` makes, with ``mask_token`` and ``oov_token`` included.
+        The largest number of indices after `adapt`, including those of ``mask_token`` and
+        ``oov_token``.
     num_oov_indices : int
         1 to give all strings outside of the vocabulary the index of ``oov_token``; 0 to raise
         ``ValueError`` for them.

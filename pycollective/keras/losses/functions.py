@@ -1,4 +1,7 @@
-"""Loss functions, which return one value for each example."""
+"""Loss functions, which return one value for each example.
+
+A function raises ``ValueError`` if the shapes of labels and predictions do not fit.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def sparse_categorical_crossentropy(
     ------
     ValueError
         If a label is out of range or not an integer, the shapes do not fit, or ``ignore_class`` is
-        not None.
+        not None. On a device, a wrong label raises no error, but its loss is NaN.
     """
     if ignore_class is not None:
         raise ValueError(
@@ -295,7 +298,7 @@ def squared_hinge(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def _below_margin(true: Tensor, predicted: Tensor) -> Tensor:
-    # Chosen with `where`, because an `if` would fetch the condition from the device.
+    # The condition is for `where`, because an `if` would fetch it from the device.
     zeros_and_ones = ((true.array == 0) | (true.array == 1)).all()
     true = ops.where(Tensor(zeros_and_ones), 2.0 * true - 1.0, true)
     return ops.maximum(1.0 - true * predicted, 0.0)

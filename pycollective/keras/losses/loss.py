@@ -80,6 +80,11 @@ class Loss:
     dtype
         The dtype that predictions are converted to. The default converts float16 and bfloat16 to
         ``floatx()``, and keeps other dtypes.
+
+    Raises
+    ------
+    ValueError
+        If ``reduction`` is unknown.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Loss:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the computation."""
+        """The dtype that the constructor got, or else ``floatx()``."""
         return as_dtype(floatx()) if self._dtype is None else self._dtype
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:

@@ -1,4 +1,7 @@
-"""Accuracies: the fraction of predictions that are right."""
+"""Accuracies: the fraction of predictions that are right.
+
+A function raises ``ValueError`` if the shapes of labels and predictions do not fit.
+"""
 
 from __future__ import annotations
 
@@ -140,9 +143,10 @@ def _in_top(labels: Array, predicted: Array, k: int) -> Array:
     classes = predicted.shape[-1]
     indices = labels.astype(np.int64)
     inside = (indices >= 0) & (indices < classes)
-    own = np.take_along_axis(predicted, np.where(inside, indices, 0)[..., None], axis=-1)
+    at_label = np.take_along_axis(predicted, np.where(inside, indices, 0)[..., None], axis=-1)
     # As in Keras, a label whose prediction is NaN or infinite is never in the top k.
-    right: Array = inside & np.isfinite(own[..., 0]) & ((predicted > own).sum(axis=-1) < k)
+    above = (predicted > at_label).sum(axis=-1)
+    right: Array = inside & np.isfinite(at_label[..., 0]) & (above < k)
     return right
 
 

@@ -141,7 +141,7 @@ def _case_weights(
     # The number of thresholds below each prediction, at which the prediction is positive.
     below = np.searchsorted(asarray(thresholds[order], like=values), values, side="left")
     below = np.where(np.isnan(values), 0, below)
-    given = asarray(np.argsort(order), like=values)
+    positions = asarray(np.argsort(order), like=values)  # of the thresholds in their sorted order
     size = len(thresholds) + 1
     positive, all_of = [], []
     for kind in (yes, ~yes):
@@ -152,7 +152,7 @@ def _case_weights(
             share = array_module(values).zeros(size, np.float64)
             scatter_add(share, below, amounts)
         from_here = share[::-1].cumsum()[::-1]
-        positive.append(from_here[1:][given])
+        positive.append(from_here[1:][positions])
         all_of.append(from_here[0])
     return positive[0], positive[1], all_of[1] - positive[1], all_of[0] - positive[0]
 
@@ -299,13 +299,21 @@ class Precision(_Ratio):
         The only class that counts.
     name, dtype
         As for `Metric`.
+
+    Raises
+    ------
+    ValueError
+        If a threshold is not from 0 to 1, or ``top_k`` is below 1.
     """
 
     _kept = ("true_positives", "false_positives")
 
 
 class Recall(_Ratio):
-    """The fraction of positive labels with a positive prediction; parameters as for `Precision`."""
+    """The fraction of positive labels with a positive prediction.
+
+    Parameters and errors are as for `Precision`.
+    """
 
     _kept = ("true_positives", "false_negatives")
 
@@ -338,6 +346,12 @@ class AUC(Metric):
         The weight of each label's area with ``multi_label``, else of each label's predictions.
     from_logits : bool
         True if predictions are logits, False if they are probabilities.
+
+    Raises
+    ------
+    ValueError
+        If ``curve`` or ``summation_method`` is unknown, ``num_thresholds`` is below 2, or a
+        threshold is not from 0 to 1. If ``num_labels`` is given without ``multi_label``.
     """
 
     direction = "up"

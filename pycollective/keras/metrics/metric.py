@@ -260,8 +260,8 @@ class Mean(Metric):
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Add values; parameters as for `Sum.update_state`.
 
-        With a weight for each example, several values of an example count as their mean, as in Keras
-        3. With a single weight, all values count as their mean.
+        Several values of an example count as their mean, as in Keras 3. With a single weight, all
+        values count as their mean.
         """
         values = as_tensor(values)
         total, count = _weighted_sum(values, sample_weight, self._dtype)
@@ -356,7 +356,7 @@ def _weighted_sum(
 def ratio(numerator: Array, denominator: Array) -> Array:
     """Return the quotient, or 0 where the denominator is 0."""
     if not numerator.ndim and not denominator.ndim and on_host(denominator):
-        # Ufuncs of scalars take several times as long.
+        # Ufuncs of scalars take several times as long as a division of scalars.
         one, other = numerator[()], denominator[()]
         return np.asarray(one / other if other else 0, numerator.dtype)
     nothing = denominator == 0
@@ -379,12 +379,12 @@ def add_to_sums(variables: Sequence[Variable], amounts: Sequence[Array | float])
     ]
 
     def add(arrays: list[Array]) -> None:
-        for own, amount in zip(arrays, fitting, strict=True):
-            if own.ndim or not on_host(own):
-                with beside(own):
-                    np.add(own, amount, out=own)
+        for total, amount in zip(arrays, fitting, strict=True):
+            if total.ndim or not on_host(total):
+                with beside(total):
+                    np.add(total, amount, out=total)
             else:
                 # A scalar addition is faster than a ufunc, whose code has left the caches by now.
-                own[()] = own[()] + own.dtype.type(amount)
+                total[()] = total[()] + total.dtype.type(amount)
 
     update_together(targets, add)

@@ -28,8 +28,8 @@ def clone_model(
     Parameters
     ----------
     model
-        A `Sequential` or functional model. A subclassed model needs ``get_config``, and takes no
-        functions.
+        A `Sequential` or functional model. A subclassed model needs ``get_config``, and accepts no
+        other arguments than ``recursive``.
     input_tensors
         The symbolic inputs of the copy; the default is new inputs like the model's.
     clone_function : callable, optional
@@ -43,7 +43,8 @@ def clone_model(
     Raises
     ------
     ValueError
-        If the model's layers are unknown, or ``call_function`` is given for a `Sequential`.
+        A function or ``input_tensors`` are given for a subclassed model, or ``call_function`` for a
+        `Sequential`. Or the number of ``input_tensors`` is wrong.
     """
 
     def cloned(layer: Any) -> Any:
@@ -77,10 +78,10 @@ def _clone(
         return Sequential(layers, name=model.name)
     graph = model._graph
     if graph is None:
-        if clone_function is not None or call_function is not None:
+        if any(given is not None for given in (clone_function, call_function, input_tensors)):
             raise ValueError(
-                f"clone_model: the layers of {type(model).__name__} are unknown, because it is "
-                "neither Sequential nor made of symbolic tensors"
+                f"clone_model: the inputs and layers of {type(model).__name__} are unknown, because "
+                "it is neither Sequential nor made of symbolic tensors; give only the model"
             )
         return type(model).from_config(model.get_config())
     return _cloned_graph(model, graph, input_tensors, cloned, call_function)

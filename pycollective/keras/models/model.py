@@ -59,8 +59,11 @@ class Model(Trainer):
 
     Raises
     ------
+    TypeError
+        If only one of ``inputs`` and ``outputs`` is given.
     ValueError
-        If outputs depend on a tensor that is not among the inputs, or layers share a name.
+        If outputs depend on a tensor that is not among the inputs, layers share a name, or an item
+        is not a symbolic tensor.
     """
 
     _untracked = Trainer._untracked | {"_graph"}
@@ -70,8 +73,8 @@ class Model(Trainer):
         """Make a `Functional` of ``Model(inputs, outputs)``."""
         functional = cls is Model and (args or "inputs" in kwargs or "outputs" in kwargs)
         kind: Any = Functional if functional else cls
-        made: Self = super().__new__(kind, *args, **kwargs)
-        return made
+        model: Self = super().__new__(kind, *args, **kwargs)
+        return model
 
     def __init__(
         self, inputs: Any = None, outputs: Any = None, name: str | None = None, **options: Any
@@ -128,7 +131,7 @@ class Model(Trainer):
 
     @property
     def operations(self) -> list[Any]:
-        """The graph's layers and recorded operators."""
+        """The graph's layers and other operations."""
         return list(self._require_graph("operations").operations)
 
     @property
@@ -172,7 +175,13 @@ class Model(Trainer):
         return list(self._sublayers()) if self._graph is None else self._graph.layers
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """Return a layer by its name or its index."""
+        """Return a layer by its name or its index.
+
+        Raises
+        ------
+        ValueError
+            If there is no such layer, or unless exactly one of ``name`` and ``index`` is given.
+        """
         layers = self.layers
         if (name is None) == (index is None):
             raise ValueError("get_layer() needs either a name or an index")
@@ -261,14 +270,14 @@ class Model(Trainer):
         self._called_dry(map_shapes(zeros, input_shape))
 
     def _steps_of_calls(self) -> list[Any]:
-        """Return the steps that calls make, after the first call."""
+        """Return the steps that a call runs; an empty list before the first call."""
         return [] if self._graph is None else self._graph.steps
 
     def describe_records(self) -> str:
-        """Return a text with the layers whose kernels are recorded and replayed, by their names.
+        """Return a text that lists the replayed layers, and the reason why others run from Python.
 
-        Each record has its input's shape, its memory, and the line of the program that called the
-        model. A layer that runs from Python has the reason. The text is about arrays of the host.
+        The text about a record has the shape of its input, its memory in bytes, and the line of the
+        program that called the model. Calls on arrays of a GPU are not in the text.
         """
         lines: list[str] = []
         for model in self._flatten_layers():
@@ -294,8 +303,9 @@ class Model(Trainer):
         Parameters
         ----------
         line_length : int, optional
-            The width of the table in characters. The default is the terminal's width, at most 88, or
-            108 for a graph with branches.
+            The width of the table in characters. The default is 4 less than the terminal's width,
+            but at most 88, or 108 for a graph with branches. ``show_trainable`` adds 12 to this
+            limit.
         positions : sequence of float, optional
             The ends of the columns, as fractions of the width.
         print_fn : callable, optional

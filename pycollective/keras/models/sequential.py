@@ -41,7 +41,7 @@ class Sequential(Model):
     TypeError
         If an item of ``layers`` is not a layer.
     ValueError
-        If two layers have the same name.
+        If two layers have the same name, or an `Input` is not the first item.
     """
 
     _untracked = Model._untracked | {"_stack", "_steps", "_run", "_input_layer"}

@@ -22,7 +22,10 @@ def with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]],
 
 
 def copies_of(variables: Sequence[Variable]) -> Iterable[Sequence[Variable]]:
-    """Return this replica's copies of variables, or outside of replica functions each replica's."""
+    """Return this replica's copies of variables.
+
+    Outside of replica functions, return the copies of each replica.
+    """
     if current_mode() is None and hasattr(variables[0], "values"):
         return zip(*[getattr(variable, "values") for variable in variables], strict=True)  # noqa: B009
     return [[variable.local() for variable in variables]]

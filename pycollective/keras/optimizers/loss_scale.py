@@ -45,7 +45,7 @@ class LossScaleOptimizer(Optimizer):
     Raises
     ------
     ValueError
-        ``inner_optimizer`` is not an optimizer, or a number is not positive.
+        ``inner_optimizer`` is not an optimizer, or a number is not positive and finite.
 
     Notes
     -----
@@ -70,7 +70,9 @@ class LossScaleOptimizer(Optimizer):
             "dynamic_growth_steps": dynamic_growth_steps,
         }.items():
             if not 0 < value < np.inf:
-                raise ValueError(f"LossScaleOptimizer: {key} must be positive, got {value}")
+                raise ValueError(
+                    f"LossScaleOptimizer: {key} must be positive and finite, got {value}"
+                )
         super().__init__(0.0, name=name)
         self.inner_optimizer = inner_optimizer
         self.initial_scale = float(initial_scale)
@@ -87,13 +89,13 @@ class LossScaleOptimizer(Optimizer):
 
     @property
     def variables(self) -> list[Variable]:
-        """The scale, its counter, and the variables of the inner optimizer."""
+        """The variables of this optimizer, such as the scale, then those of the inner optimizer."""
         self._subtract_skipped()
         return [*super().variables, *self.inner_optimizer.variables]
 
     @property
     def built(self) -> bool:
-        """True once the inner optimizer has a slot for a variable."""
+        """True if the inner optimizer is built."""
         return self.inner_optimizer.built
 
     @property
@@ -158,8 +160,8 @@ class LossScaleOptimizer(Optimizer):
         self._subtract_skipped(count)
         if any(id(variable) not in inner._slots for variable in variables):
             inner.build(variables)
-        for own in (self.dynamic_scale.local(), self.step_counter.local()):
-            own.set_array(asarray(own.current().array, like=gradients[0]))
+        for copy in (self.dynamic_scale.local(), self.step_counter.local()):
+            copy.set_array(asarray(copy.current().array, like=gradients[0]))
         scale = self.dynamic_scale.local().current().array
         unscaled, finite = together.unscaled(gradients, scale)
         changed = [
@@ -181,7 +183,7 @@ class LossScaleOptimizer(Optimizer):
     def _subtract_skipped(self, only: Variable | None = None) -> None:
         """Wait for the pending tests, and subtract the skipped steps from the counts of steps.
 
-        Do so for all replicas, or for the one whose count is ``only``.
+        ``only`` is the count of the only replica to handle; None: handle all replicas.
         """
         for key in list(self._pending) if only is None else [id(only)]:
             count, finite = self._pending.pop(key, (None, None))
@@ -197,7 +199,7 @@ class LossScaleOptimizer(Optimizer):
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
-        """Set variables to their final values, as the inner optimizer."""
+        """Set variables to the final values of the inner optimizer."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:

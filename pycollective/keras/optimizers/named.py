@@ -40,6 +40,8 @@ def deserialize(
 def get(identifier: Any) -> Optimizer | None:
     """Return an optimizer, given the object, its name (``"adam"``) or its dictionary.
 
+    None stays None.
+
     Raises
     ------
     ValueError

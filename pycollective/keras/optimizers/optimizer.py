@@ -336,7 +336,7 @@ class Optimizer(OptimizerState):
         Raises
         ------
         ValueError
-            The lists differ in length, or the optimizer is not built.
+            The lists differ in length, or no variables are given and the optimizer is not built.
         """
         if trainable_variables is None:
             if not self.built:
@@ -388,6 +388,11 @@ class Optimizer(OptimizerState):
         tape : GradientTape, optional
             The tape that recorded the loss, if it is a tensor. The ``model_fn`` of an `Estimator`
             needs none.
+
+        Raises
+        ------
+        ValueError
+            The loss is a tensor without a tape; otherwise as for `apply_gradients`.
         """
         if callable(loss):
             with GradientTape() as tape:
@@ -513,8 +518,8 @@ class Optimizer(OptimizerState):
         They can if they hold the variables and know the optimizer, which must be this package's.
         """
         update, kind = groups[0][0].update_on_servers, type(self)
-        own = kind.__module__.startswith("pycollective.keras.optimizers.")
-        if update is None or not own or kind.__name__ not in OPTIMIZERS:
+        from_package = kind.__module__.startswith("pycollective.keras.optimizers.")
+        if update is None or not from_package or kind.__name__ not in OPTIMIZERS:
             return False
         decay = 1.0 if self.weight_decay is None else 1.0 - self.weight_decay * learning_rate
         decays = [self.weight_decay is not None and self._decays(group[0]) for group in groups]

@@ -92,6 +92,11 @@ class ExponentialDecay(_Formula):
         True: the rate changes only every ``decay_steps`` steps.
     name : str
         The name in a serialized description.
+
+    Raises
+    ------
+    ValueError
+        ``decay_steps`` is not positive.
     """
 
     initial_learning_rate: float
@@ -167,6 +172,11 @@ class PolynomialDecay(_Formula):
         rate rises again. False: the rate stays at the last one.
     name : str
         The name in a serialized description.
+
+    Raises
+    ------
+    ValueError
+        ``decay_steps`` is not positive.
     """
 
     initial_learning_rate: float
@@ -202,6 +212,11 @@ class InverseTimeDecay(_Formula):
         True: the rate changes only every ``decay_steps`` steps.
     name : str
         The name in a serialized description.
+
+    Raises
+    ------
+    ValueError
+        ``decay_steps`` is not positive.
     """
 
     initial_learning_rate: float
@@ -229,13 +244,18 @@ class CosineDecay(_Formula):
     decay_steps : float
         The number of steps of the decay.
     alpha : float
-        The last rate as a share of the first.
+        The last rate as a share of the rate where the decay begins.
     name : str
         The name in a serialized description.
     warmup_target : float, optional
         The rate at the end of a warmup from the initial rate, where the decay begins.
     warmup_steps : float
         The number of steps of the warmup.
+
+    Raises
+    ------
+    ValueError
+        ``decay_steps`` is not positive.
     """
 
     initial_learning_rate: float
@@ -269,13 +289,18 @@ class CosineDecayRestarts(_Formula):
     first_decay_steps : float
         The number of steps of the first decay.
     t_mul : float
-        The factor between the lengths of two decays.
+        The length of each decay divided by the length of the decay before it.
     m_mul : float
-        The factor between the first rates of two decays.
+        The first rate of each decay divided by that of the decay before it, if ``alpha`` is 0.
     alpha : float
-        The last rate of the first decay as a share of the first rate.
+        The last rate of each decay as a share of ``initial_learning_rate``.
     name : str
         The name in a serialized description.
+
+    Raises
+    ------
+    ValueError
+        ``first_decay_steps`` is not positive, or ``t_mul`` is below 1.
     """
 
     initial_learning_rate: float

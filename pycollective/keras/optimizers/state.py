@@ -165,11 +165,11 @@ class OptimizerState(CopiedByConfig, Trackable):
     @property
     def variables(self) -> list[Variable]:
         """The optimizer's variables in Keras's order: iterations, learning rate, the slots."""
-        kept = self.slot_variables
-        known = {id(variable) for variable in kept}
-        own = list(self._variables.values())
-        first = next((i for i, v in enumerate(own) if id(v) in known), len(own))
-        return [*own[:first], *kept, *(v for v in own[first:] if id(v) not in known)]
+        slots = self.slot_variables
+        slot_ids = {id(slot) for slot in slots}
+        created = list(self._variables.values())
+        first = next((i for i, v in enumerate(created) if id(v) in slot_ids), len(created))
+        return [*created[:first], *slots, *(v for v in created[first:] if id(v) not in slot_ids)]
 
     @property
     def slot_variables(self) -> list[Variable]:
@@ -185,7 +185,7 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def built(self) -> bool:
-        """True once there is a slot for a variable."""
+        """True after `build` got a variable, even if the optimizer has no slots."""
         return bool(self._slots)
 
     @property

@@ -60,11 +60,12 @@ def unpack(path: str) -> Parts:
     Raises
     ------
     CheckpointError
-        If the file is truncated or damaged, or lacks a member. If a member's name is repeated, is an
-        absolute path, or contains ``..``. If there are more than 10,000 members, or if a member
-        exceeds a limit when unpacked. The limits are 64 MiB for the config and 1 MiB for the metadata.
-        The limit for weights and assets together is 64 MiB or 100 times the file's size, whichever is
-        larger.
+        If the file is truncated or damaged, lacks a member, or describes no model. If a member's
+        name is repeated, is an absolute path, or contains ``..``, a backslash or a colon. If there
+        are more than 10,000 members, or a member has another compression than deflate. If a member
+        exceeds a limit when unpacked. The limits are 64 MiB for the config and 1 MiB for the
+        metadata. The limit for weights and assets together is 64 MiB or 100 times the file's size,
+        whichever is larger.
     OSError
         If the file is missing or cannot be opened.
     """

@@ -62,6 +62,8 @@ def save_model(
         If the file exists and ``overwrite`` is False.
     ImportError
         If h5py is not installed.
+    RuntimeError
+        If a replica function makes this call, and there are several replicas.
     """
     _require_outside_replicas("Model.save")
     path = path_of("filepath", filepath)
@@ -109,7 +111,9 @@ def load_model(
     TypeError
         If the model has a layer, or another class or function, that is unknown.
     ValueError
-        If a layer's settings in the file are not supported.
+        For another ending, and if a layer's settings in the file are not supported.
+    ImportError
+        If h5py is not installed.
 
     Notes
     -----
@@ -166,6 +170,8 @@ def save_weights(model: Learner, filepath: _Path, overwrite: bool = True) -> Non
         If the file exists and ``overwrite`` is False.
     ImportError
         If h5py is not installed.
+    RuntimeError
+        If a replica function makes this call, and there are several replicas.
     """
     _require_outside_replicas("Model.save_weights")
     path = path_of("filepath", filepath)
@@ -207,7 +213,11 @@ def load_weights(model: Learner, filepath: _Path | None, skip_mismatch: bool = F
         If the file is damaged or does not fit; the message lists the differences. On every worker of
         the model's strategy, if the workers' files differ.
     ValueError
-        For another ending, for None, and if the model is not built.
+        For another ending if there is no such checkpoint, for None, and if the model is not built.
+    ImportError
+        If h5py is not installed.
+    RuntimeError
+        If a replica function makes this call, and there are several replicas.
 
     Notes
     -----
@@ -256,12 +266,18 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         If the model has a class or function that is unknown.
     """
     try:
-        return deserialize_keras_object(json.loads(json_string), custom_objects)
+        model = deserialize_keras_object(json.loads(json_string), custom_objects)
     except (KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"the JSON text describes no model ({type(error).__name__}: {error}); give the result "
-            "of Model.to_json()"
-        ) from error
+        raise _no_model(f"{type(error).__name__}: {error}") from error
+    if not isinstance(model, Learner):
+        raise _no_model(f"but a {type(model).__name__}")
+    return model
+
+
+def _no_model(reason: str) -> ValueError:
+    return ValueError(
+        f"the JSON text describes no model ({reason}); give the result of Model.to_json()"
+    )
 
 
 def _require_outside_replicas(method: str) -> None:

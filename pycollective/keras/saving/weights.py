@@ -72,7 +72,10 @@ def _joined(path: str, name: str) -> str:
 
 
 def _attributes(value: Trackable) -> Iterable[tuple[str, Any]]:
-    """Return an object's tracked attributes: a model's layers first, private names last."""
+    """Return an object's tracked attributes by name: public names first, then private names.
+
+    The layers of a functional or sequential model come before all other attributes.
+    """
     attributes = attributes_of(value)
     layers = getattr(value, "layers", None) if hasattr(value, "get_layer") else None
     if layers is not None:
@@ -121,12 +124,13 @@ def read_weights(model: Layer, data: bytes, where: str, skip_mismatch: bool = Fa
     """Load the variables of a built model and its optimizer from a file, called ``where`` in messages.
 
     With ``skip_mismatch``, skip layers that do not fit, with a warning. Otherwise, and for a file
-    that is damaged or contains links, raise `CheckpointError` and change nothing.
+    that is damaged or contains links, raise `CheckpointError` and change nothing. If a layer's own
+    ``load_own_variables`` fails, layers that also override this method may have changed.
     """
     h5py = _h5py()
     pairs: list[tuple[Variable, Array]] = []
     problems: list[str] = []
-    own: list[tuple[Layer, dict[str, Array]]] = []
+    overriding: list[tuple[Layer, dict[str, Array]]] = []
     taken: set[str] = set()
     try:
         with h5py.File(io.BytesIO(data), "r") as file:
@@ -137,7 +141,8 @@ def read_weights(model: Layer, data: bytes, where: str, skip_mismatch: bool = Fa
                     pairs += _optimizer_pairs(h5py, owner, stored, path, where)
                     continue
                 if type(owner).load_own_variables is not Layer.load_own_variables:
-                    own.append((owner, _all_values(h5py, stored, where, len(data))))
+                    values = _all_values(h5py, stored, where, len(data))
+                    overriding.append((owner, values))
                     continue
                 found, wrong = _pairs(h5py, owner, stored, path, where)
                 pairs += found
@@ -158,7 +163,7 @@ def read_weights(model: Layer, data: bytes, where: str, skip_mismatch: bool = Fa
         if not skip_mismatch:
             raise CheckpointError(f"{text}\nNothing was changed")
         warnings.warn(f"{text}\nThese were skipped", stacklevel=4)
-    for layer, values in own:
+    for layer, values in overriding:
         try:
             layer.load_own_variables(values)
         except (ValueError, TypeError, LookupError) as error:
@@ -307,7 +312,7 @@ def _value(dataset: Any, variable: Variable, where: str) -> Array:
 
 def _numbers(dataset: Any, where: str) -> Array:
     halves = dataset.dtype.itemsize == 2 and dataset.attrs.get("dtype") == "bfloat16"
-    # Checked before reading, because one item of another dtype may have gigabytes.
+    # The check precedes the read, because one item of another dtype may have gigabytes.
     if dataset.dtype.kind not in "biuf" and not halves:
         raise CheckpointError(
             f"{where}: the values of {dataset.name!r} have dtype {dataset.dtype}, which is not numeric"

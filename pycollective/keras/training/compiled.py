@@ -157,7 +157,7 @@ class Compiled:
         """Return each output with its targets, predictions and weights."""
         known = self._outputs
         plain = y_pred.__class__ is Tensor and y.__class__ is Tensor
-        if plain and known and len(known) == 1 and sample_weight.__class__ in _ONE:
+        if plain and known and len(known) == 1 and sample_weight.__class__ in _SINGLE_WEIGHT_TYPES:
             # The common case: one output whose losses and metrics are known.
             return [(known[0], y, y_pred, sample_weight)]
         names = names_of(y_pred, self.output_names)
@@ -233,7 +233,7 @@ class Compiled:
 
 
 #: The types of sample weights for a single output.
-_ONE = frozenset((type(None), Tensor))
+_SINGLE_WEIGHT_TYPES = frozenset((type(None), Tensor))
 
 
 def _flat(given: Any) -> list[Any]:

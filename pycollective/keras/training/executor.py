@@ -14,7 +14,7 @@ from pycollective.distribute.strategy import Strategy
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: The number of steps scheduled ahead for each worker. More would only keep more batches in memory.
+#: The number of calls scheduled ahead for each worker. More would only keep more batches in memory.
 _AHEAD = 3
 
 

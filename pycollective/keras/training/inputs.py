@@ -56,7 +56,7 @@ def _length_of(batches: Any) -> int:
 
 
 def _are_arrays(x: Any) -> bool:
-    """Return True if a value is an array, or a list or dict that may hold arrays."""
+    """Return True if a value is an array, a number, or a list or dict that may hold arrays."""
     if hasattr(x, "shape") or hasattr(x, "__array__"):
         return True
     if isinstance(x, Mapping):
@@ -183,12 +183,12 @@ class _BatchesOfWorkers:
 
     def __init__(self, strategy: ParameterServerStrategy, creator: DatasetCreator) -> None:
         coordinator = ClusterCoordinator(strategy)
-        made = creator.per_worker_datasets
-        if coordinator not in made:  # another call of `fit` uses the dataset that workers know
-            made[coordinator] = coordinator.create_per_worker_dataset(
+        datasets = creator.per_worker_datasets
+        if coordinator not in datasets:  # another call of `fit` uses the dataset that workers know
+            datasets[coordinator] = coordinator.create_per_worker_dataset(
                 lambda: strategy.distribute_datasets_from_function(creator, creator.input_options)
             )
-        self._dataset = made[coordinator]
+        self._dataset = datasets[coordinator]
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.repeat(iter(self._dataset))

@@ -515,12 +515,12 @@ class Trainer(Learner):
         The step then returns the result of `get_metrics_result`. This result can be computed after
         the step, so the replicas need no synchronization in the step.
         """
-        own = {
+        methods = {
             name: getattr(self, name) for name in (step, "compute_metrics", "get_metrics_result")
         }
         return all(
             getattr(method, "__func__", None) is getattr(Learner, name)
-            for name, method in own.items()
+            for name, method in methods.items()
         )
 
     def _executor(

@@ -74,7 +74,8 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     Parameters
     ----------
     x
-        Integers from 0, of any shape; a last axis of length 1 is removed.
+        Integers from 0, of any shape. A last axis of length 1 is removed, unless it is the only
+        axis.
     num_classes : int, optional
         The length of a row; the default is the largest number plus one.
 
@@ -98,7 +99,8 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     if len(wrong):
         place = tuple(wrong[0].tolist())
         raise ValueError(
-            f"to_categorical: {numbers[place]} at position {place} is not in 0 to {num_classes - 1}"
+            f"to_categorical: {numbers[place]} at position {place} is not an integer from 0 to "
+            f"{num_classes - 1}"
         )
     rows = np.zeros((*whole.shape, num_classes), floatx())
     np.put_along_axis(rows, whole[..., None], 1, axis=-1)

@@ -20,6 +20,11 @@ class DatasetCreator:
         A function ``dataset_fn(InputContext)`` that returns a `Dataset`.
     input_options : InputOptions, optional
         The options for the distribution of the dataset.
+
+    Raises
+    ------
+    TypeError
+        If ``dataset_fn`` is not callable.
     """
 
     def __init__(self, dataset_fn: Callable[..., Any], input_options: Any = None) -> None:

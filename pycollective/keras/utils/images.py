@@ -61,7 +61,8 @@ def image_dataset_from_directory(
     image_size : sequence of int
         The (height, width) that images are resized to.
     shuffle : bool
-        True for a random order, different in each pass; False for the order of the paths.
+        True for a random order, which differs in each pass, except in the validation part. False
+        for the order of the paths.
     seed : int, optional
         The seed of the random order.
     validation_split, subset
@@ -89,9 +90,9 @@ def image_dataset_from_directory(
     Raises
     ------
     ValueError
-        For arguments that contradict each other.
+        For an argument with an unknown value, and for arguments that contradict each other.
     DataError
-        If the folder has no images; when reading, for an image that cannot be read.
+        If the folder does not exist or has no images. When reading, if an image cannot be read.
     ImportError
         If Pillow is not installed.
     """

@@ -16,7 +16,7 @@ from pycollective.keras.layers import Layer
 from pycollective.keras.utils.layering import layout
 
 _LETTER = 7.5  # pixels: the width of a letter in Helvetica of 13 pixels
-_LINE = 18  # pixels
+_LINE = 18  # pixels: the height of a line of text
 _GAP = 36.0  # pixels between boxes
 _SECONDS = 60  # the timeout of Graphviz
 
@@ -61,10 +61,11 @@ def plot_model(
     Raises
     ------
     ValueError
-        If the model is not built.
+        If ``rankdir`` is another one, the model is not built, or Graphviz cannot draw the file.
     ImportError
         If Graphviz is needed and not installed.
     """
+    _check_direction(rankdir)
     path = path_of("to_file", to_file)
     ending = os.path.splitext(path)[1].lstrip(".").lower() or "png"
     options = _Options(
@@ -104,6 +105,7 @@ def model_to_dot(
     show_trainable: bool = False,
 ) -> str:
     """Return the input of Graphviz for a drawing of a model; parameters as for `plot_model`."""
+    _check_direction(rankdir)
     options = _Options(
         show_shapes,
         show_dtype,
@@ -202,9 +204,12 @@ def _lines(layer: Any, options: _Options) -> Iterator[str]:
 # Graphviz -----------------------------------------------------------------------------------------
 
 
-def _dot(boxes: Sequence[_Box], arrows: Sequence[tuple[int, int]], rankdir: str, dpi: int) -> str:
+def _check_direction(rankdir: str) -> None:
     if rankdir not in ("TB", "LR"):
         raise ValueError(f"rankdir must be 'TB' or 'LR', got {rankdir!r}")
+
+
+def _dot(boxes: Sequence[_Box], arrows: Sequence[tuple[int, int]], rankdir: str, dpi: int) -> str:
     number = {box.key: place for place, box in enumerate(boxes)}
     lines = [
         "digraph model {",

@@ -112,7 +112,7 @@ def padded(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
     high, wide = height / ratio, width / ratio
     inner = max(int(high), 1), max(int(wide), 1)
     result = np.zeros((*size, picture.shape[2]), np.float32)
-    # Computed from the lengths before rounding, as in TensorFlow.
+    # The margins depend on the lengths before rounding, as in TensorFlow.
     top, left = int((size[0] - high) / 2), int((size[1] - wide) / 2)
     result[top : top + inner[0], left : left + inner[1]] = resized(picture, inner, interpolation)
     return result

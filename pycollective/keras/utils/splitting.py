@@ -29,8 +29,8 @@ def split_dataset(
     Raises
     ------
     ValueError
-        If no size is given, the sizes are too large, a part would be empty, or the length is
-        unknown.
+        No size is given, a fraction is not between 0 and 1, or the sizes are too large. Or a part
+        would be empty, or the length is unknown.
     """
     if not isinstance(dataset, Dataset):
         arrays = tuple(dataset) if isinstance(dataset, (list, tuple)) else dataset

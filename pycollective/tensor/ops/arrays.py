@@ -93,7 +93,10 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
 def convert_to_tensor(
     value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None
 ) -> Tensor:
-    """Return ``value`` as a tensor; an array is shared, not copied (see `as_tensor`)."""
+    """Return ``value`` as a tensor; an array is shared, not copied (see `as_tensor`).
+
+    ``dtype_hint`` and ``name`` have no effect.
+    """
     return as_tensor(value, dtype)
 
 
@@ -122,9 +125,9 @@ def zeros(shape: Any, dtype: Any = float32) -> Tensor:
 
 def ones(shape: Any, dtype: Any = float32) -> Tensor:
     """Return a tensor of ones."""
-    made = workspace.empty(_sizes_of(shape, "ones"), as_dtype(dtype))
-    put(made, 1)
-    return Tensor(made)
+    array = workspace.empty(_sizes_of(shape, "ones"), as_dtype(dtype))
+    put(array, 1)
+    return Tensor(array)
 
 
 def fill(dims: Any, value: Any) -> Tensor:
@@ -218,7 +221,7 @@ def rank(input: Any) -> Tensor:
 
 @differentiable
 def identity(input: Any, name: str | None = None) -> Tensor:
-    """Return a new tensor with the same value."""
+    """Return a new tensor with the same value; ``name`` has no effect."""
     x = as_tensor(input)
     return record(x.array, (x,), lambda g, _need: (g,))
 
@@ -344,7 +347,7 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
     x = as_tensor(tensor)
     if mode.upper() != "CONSTANT":
         raise ValueError(f"pad: mode must be 'CONSTANT', got {mode!r}")
-    widths = [_sizes_of(pair, "pad") for pair in nest_rows(paddings)]
+    widths = [_sizes_of(pair, "pad") for pair in _matrix_rows(paddings)]
     if len(widths) != x.ndim or any(len(pair) != 2 for pair in widths):
         raise ValueError(
             f"pad: paddings {widths} must have a pair (before, after) for each axis of shape "
@@ -360,7 +363,7 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
     return record(result, (x,), lambda g, _need: (contiguous(g[inner]),))
 
 
-def nest_rows(value: Any) -> list[Any]:
+def _matrix_rows(value: Any) -> list[Any]:
     """Return the rows of a matrix that is a list of lists or a tensor."""
     rows = value.array.tolist() if isinstance(value, Tensor) else value
     return [row.tolist() if is_array(row) else row for row in rows]

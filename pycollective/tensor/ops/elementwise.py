@@ -324,6 +324,8 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
     ------
     TypeError
         ``condition`` is not bool, or ``x`` and ``y`` have different dtypes.
+    ValueError
+        Only one of ``x`` and ``y`` is given.
     """
     chosen = as_tensor(condition).array
     if chosen.dtype.kind != "b":

@@ -174,7 +174,7 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     Notes
     -----
     For floating-point numbers on a device the indices are not checked, because a check would wait for
-    the device. An index out of range gives NaN.
+    the device. An index out of range gives NaN, and has no gradient.
     """
     if getattr(params, "_by_rows", False) and axis == 0:
         return _gathered_rows(params, indices)
@@ -194,16 +194,18 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
             f"{a.shape[place] - 1}, axis {place} of shape {a.shape}"
         )
     places = _along(place, index)
+    result = np.take(a, index, axis=place)
+    beyond = None
+    if wrong is not None:
+        beyond = wrong.reshape((*wrong.shape, *(1,) * (a.ndim - place - 1)))
+        result = np.where(beyond, a.dtype.type(np.nan), result)
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Any]:
         if place == 0 and a.__class__ is np.ndarray:
             return (Rows(index.reshape(-1), g.reshape(index.size, *a.shape[1:]), a.shape),)
-        return (scattered(a.shape, places, g),)
+        inside = g if beyond is None else np.where(beyond, a.dtype.type(0), g)
+        return (scattered(a.shape, places, inside),)
 
-    result = np.take(a, index, axis=place)
-    if wrong is not None:
-        beyond = wrong.reshape((*wrong.shape, *(1,) * (a.ndim - place - 1)))
-        result = np.where(beyond, a.dtype.type(np.nan), result)
     return record(result, (x,), vjp)
 
 

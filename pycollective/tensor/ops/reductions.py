@@ -131,7 +131,8 @@ def _mean(a: Array, axes: tuple[int, ...], count: float, keepdims: bool = False)
 def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Return the means over ``axis`` (all axes by default), in the tensor's dtype.
 
-    The mean of no elements is NaN. Means of integers are rounded towards 0, as in TensorFlow.
+    The mean of no elements is NaN, and raises ``ZeroDivisionError`` for integers. Means of integers
+    are rounded towards 0, as in TensorFlow.
     """
     x = as_tensor(input_tensor)
     a = _numbers(x, "reduce_mean")
@@ -286,8 +287,11 @@ def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False)
 
     Raises
     ------
+    TypeError
+        The operands have different dtypes.
     ValueError
-        An operand has fewer than two axes, or the inner lengths differ.
+        An operand has fewer than two axes, the inner lengths differ, or the stacks do not
+        broadcast.
     """
     x, y = operands(a, b)
     check_dtypes("matmul", x, y)
