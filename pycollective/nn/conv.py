@@ -37,8 +37,9 @@ _DIRECT_CHANNELS = (1, 3)
 # With fewer channels or filters, the products of the Winograd kernels are too narrow.
 _WINOGRAD_CHANNELS = 8
 # The largest number of pairs of a channel and a filter per output pixel. With more of them, the
-# transforms of filters and of their gradients take longer than the saved products.
-_FILTERS_PER_PIXEL = 150
+# transforms of filters and of their gradients take longer than the saved products. All threads share
+# the gradients of the filters in a call of one image.
+_FILTERS_PER_PIXEL, _FILTERS_PER_PIXEL_OF_ONE_IMAGE = 150, 1_500
 # With fewer channels, sums over single pixels need the kernel for 3 x 3 filters and 2 x 2 pooling.
 _SPARSE_CHANNELS = 8
 
@@ -103,11 +104,11 @@ def _three_by_three(shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
 @functools.lru_cache(maxsize=512)
 def _winograd(images: int, shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
     """Return True for 3 x 3 filters at every pixel, if their number suits Winograd's kernels."""
-    pixels = images * window.out_h * window.out_w
+    most = _FILTERS_PER_PIXEL_OF_ONE_IMAGE if images == 1 else _FILTERS_PER_PIXEL
     return (
         _three_by_three(shape, dtype, window)
         and min(shape[2:]) >= _WINOGRAD_CHANNELS
-        and shape[2] * shape[3] <= _FILTERS_PER_PIXEL * pixels
+        and shape[2] * shape[3] <= most * images * window.out_h * window.out_w
     )
 
 

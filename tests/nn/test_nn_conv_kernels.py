@@ -323,6 +323,23 @@ def test_forward_of_few_images_has_the_same_bits_with_any_number_of_threads(
         np.testing.assert_array_equal(codes, found[0][1])
 
 
+def test_winograd_gradient_of_one_image_has_the_same_bits_with_any_number_of_threads() -> None:
+    x, w, b, window = winograd_case(((1, 33, 30, 40), 72, "SAME"))
+    (g,) = normal((1, window.out_h, window.out_w, 72))
+    before, found = kernels.threads(), []
+    try:
+        for count in (1, 2, 5):
+            kernels.set_threads(count)
+            results = [np.full(a.shape, np.nan, np.float32) for a in (x, w, b)]
+            kernels.winograd_gradient(x, w, g, None, *results, window)
+            found.append(results)
+    finally:
+        kernels.set_threads(before)
+    for results in found:
+        for result, expected in zip(results, found[0], strict=True):
+            np.testing.assert_array_equal(result, expected)
+
+
 # Routes ------------------------------------------------------------------------------------------
 
 
