@@ -1,7 +1,7 @@
-"""The division of BLAS threads and kernel threads among replicas.
+"""The division of BLAS threads and kernel threads among replicas, and among processes of a host.
 
 With one BLAS thread per core in each replica, threads wait for each other. threadpoolctl (extra
-``train``) limits the number while replicas run.
+``train``) limits the number.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ def _controller_of(*_imported: bool) -> Any:
 def controls_threads() -> bool:
     """Return True if the number of BLAS threads can be set."""
     return _controller() is not None
+
+
+def limit_to_share(processes: int) -> None:
+    """Use at most this process's share of the cores from now on, of so many processes on its host."""
+    share = max(1, _core.usable_cores() // processes)
+    kernels.set_threads(min(kernels.threads(), share))
+    controller = _controller()
+    for library in [] if controller is None else controller.lib_controllers:
+        library.set_num_threads(min(library.get_num_threads(), share))
 
 
 class shared_among:

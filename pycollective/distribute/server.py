@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from pycollective import arguments
 from pycollective.cluster import ports, rules
+from pycollective.distribute.blas_threads import limit_to_share
 from pycollective.distribute.server_connections import Servers
 from pycollective.distribute.server_store import Store
 from pycollective.distribute.snapshots import Snapshots
@@ -212,7 +213,15 @@ class Server:
         return link_to(task, address, self._title, seconds, own_address=self._address)
 
     def work(self, run: Answer) -> NoReturn:
-        """Answer the chief's calls with ``run`` until the chief ends; then end this process."""
+        """Answer the chief's calls with ``run`` until the chief ends; then end this process.
+
+        The workers of a host, by their addresses, divide its cores.
+        """
+        host = ports.host_of(self._address)
+        addresses = addresses_of(self._cluster, "worker")
+        workers = sum(ports.host_of(address) == host for address in addresses)
+        if workers > 1:
+            limit_to_share(workers)
         link = self.chief = self._first_chief()
         if link is None:
             raise SystemExit(

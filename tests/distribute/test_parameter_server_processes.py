@@ -18,17 +18,24 @@ import pycollective as tf
 from pycollective.cli import main
 
 
-def test_workers_train_variables_on_servers(tmp_path, transport):
+def test_workers_train_variables_on_servers(tmp_path, transport, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")  # else `pycollective run` sets a share, too
     found, _ = results(
         tmp_path,
         MODEL
         + """
+@tf.function
+def has_its_share_of_threads():
+    from pycollective import _core, _nn
+    return _nn.threads() <= max(1, _core.usable_cores() // 2)
+
 iterator = iter(per_worker)
 losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(60)]
 coordinator.join()
 rate.assign(0.1)
 again = coordinator.schedule(step, args=(iter(per_worker),))
 report(
+    share=coordinator.schedule(has_its_share_of_threads).fetch(),
     first=max(float(loss.fetch()) for loss in losses), last=float(again.fetch()), count=int(count),
     steps=int(optimizer.iterations), exact=float(rate) == float(np.float32(0.1)),
     untouched=float(np.abs(table.numpy()[100:]).max()), text=strategy.describe(),
@@ -37,6 +44,7 @@ report(
     )
     assert found["first"] == 1.0 and found["last"] < 0.1
     assert found["count"] == found["steps"] == 61
+    assert found["share"]  # the two workers divide the host's cores
     assert found["exact"] and found["untouched"] == 0.0
     assert "workers: 2 other processes" in found["text"]
 
