@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import os
 import sys
 import threading
 from typing import Any
@@ -52,13 +53,31 @@ def controls_threads() -> bool:
     return _controller() is not None
 
 
+#: The numbers of threads before the first limit: of kernels, and of each BLAS library.
+_unlimited: list[tuple[int, list[tuple[Any, int]]]] = []
+
+
 def limit_to_share(processes: int) -> None:
-    """Use at most this process's share of the cores from now on, of so many processes on its host."""
-    share = max(1, _core.usable_cores() // processes)
-    kernels.set_threads(min(kernels.threads(), share))
-    controller = _controller()
-    for library in [] if controller is None else controller.lib_controllers:
-        library.set_num_threads(min(library.get_num_threads(), share))
+    """Use a share of the host's cores from now on, if so many processes of a job run on the host.
+
+    Cores to which a launcher has bound this process are its share already.
+    """
+    if processes == 1 and not _unlimited:
+        return
+    cores = os.cpu_count() or 1
+    quota = _core.quota_of_cores("")
+    share = int(min(cores, quota or cores) // processes)
+    share = max(1, min(_core.usable_cores(), share))
+    with _lock:
+        if not _unlimited:
+            controller = _controller()
+            libraries = [] if controller is None else controller.lib_controllers
+            _unlimited.append((kernels.threads(), [(x, x.get_num_threads()) for x in libraries]))
+        threads, of_libraries = _unlimited[0]
+        kernels.set_threads(min(threads, share))
+        for library, most in of_libraries:
+            library.set_num_threads(min(most, share))
+        shared_among.cores = share
 
 
 class shared_among:
@@ -67,6 +86,8 @@ class shared_among:
     The limit holds for the whole process. If blocks overlap, the first one sets it.
     """
 
+    #: The cores of this process.
+    cores = _core.usable_cores()
     _depth = 0
     _threads_before = 0
     _limiter: Any = None
@@ -84,7 +105,7 @@ class shared_among:
             kernels.set_threads(max(1, kind._threads_before // replicas))
             controller = _controller()
             if controller is not None:
-                limits = max(1, _core.usable_cores() // replicas)
+                limits = max(1, kind.cores // replicas)
                 kind._limiter = controller.limit(limits=limits)
 
     def __exit__(self, *exc_info: object) -> None:

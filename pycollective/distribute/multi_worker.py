@@ -19,6 +19,7 @@ from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
 from pycollective.cluster.membership import Membership, membership_of, source_of
 from pycollective.cluster.sources import Source, sources_of_environment
 from pycollective.comm import Communicator
+from pycollective.distribute.blas_threads import limit_to_share
 from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -430,6 +431,8 @@ def _workers_of(
         workers.close()
         each = ", ".join(f"{name} has {n}" for name, n in zip(names, table[:, 1], strict=True))
         raise ValueError(f"every worker must have the same number of replicas: {each}")
+    hosts = communicator.hosts
+    limit_to_share(hosts.count(hosts[communicator.rank]))
     if communicator.size == 1:
         workers.close()
         return Workers()

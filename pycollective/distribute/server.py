@@ -219,9 +219,7 @@ class Server:
         """
         host = ports.host_of(self._address)
         addresses = addresses_of(self._cluster, "worker")
-        workers = sum(ports.host_of(address) == host for address in addresses)
-        if workers > 1:
-            limit_to_share(workers)
+        limit_to_share(sum(ports.host_of(address) == host for address in addresses))
         link = self.chief = self._first_chief()
         if link is None:
             raise SystemExit(

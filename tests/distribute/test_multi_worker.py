@@ -345,7 +345,9 @@ def step(x):
 losses = []
 for x in strategy.distribute_datasets_from_function(dataset_fn):
     losses.append(float(strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None)))
+from pycollective import _core, _nn
 say(losses=losses, w=w.numpy(), seen=float(seen.result()))
+say(share=_nn.threads() <= max(1, _core.usable_cores() // 2))
 """
     ports = free_ports(2)
     cluster = {"chief": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{ports[1]}"]}
@@ -354,6 +356,7 @@ say(losses=losses, w=w.numpy(), seen=float(seen.result()))
     first = start(tmp_path, [("chief", 0)], body, cluster=cluster)
     said = ended(first + last).said
     assert said[0] == said[1]
+    assert said[0]["share"]  # the two workers divide the host's cores
     assert len(said[0]["losses"]) == 4
     assert said[0]["seen"] == sum(range(6)) + sum(range(14))
 

@@ -16,7 +16,10 @@ import pytest
 from strategies import mirrored
 
 import pycollective as pc
+from pycollective import _core
+from pycollective import _nn as kernels
 from pycollective import distribute as d
+from pycollective.distribute import blas_threads
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import GradientTape, Tensor, Variable, as_tensor, constant
 
@@ -562,6 +565,37 @@ def test_blas_threads_are_divided_among_the_replicas():
         mirrored(replicas).run(lambda seen=seen: seen.append(blas_threads()))
         assert seen == [{max(1, _core.usable_cores() // replicas)}] * replicas
     assert blas_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("usable", "quota", "processes", "threads"),
+    [
+        (8, 0, 2, 4), (8, 0, 3, 2), (8, 0, 20, 1), (8, 3.0, 2, 1), (8, 6.5, 2, 3),
+        (2, 0, 3, 2),  # the launcher has bound the process to its share
+    ],
+)  # fmt: skip
+def test_processes_of_a_host_divide_its_cores(monkeypatch, usable, quota, processes, threads):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(_core, "usable_cores", lambda: usable)
+    monkeypatch.setattr(_core, "quota_of_cores", lambda root: quota)
+    monkeypatch.setattr(blas_threads, "_controller", lambda: None)
+    monkeypatch.setattr(blas_threads, "_unlimited", [])
+    monkeypatch.setattr(blas_threads.shared_among, "cores", usable)
+    before = kernels.threads()
+    kernels.set_threads(8)
+    try:
+        blas_threads.limit_to_share(1)
+        assert kernels.threads() == 8
+        blas_threads.limit_to_share(processes)
+        assert kernels.threads() == threads
+        with blas_threads.shared_among(2):
+            assert kernels.threads() == max(1, threads // 2)
+        assert kernels.threads() == threads
+        monkeypatch.setattr(_core, "quota_of_cores", lambda root: 0)
+        blas_threads.limit_to_share(1)  # the other processes have ended
+        assert kernels.threads() == usable
+    finally:
+        kernels.set_threads(before)
 
 
 def test_threads_of_a_blas_that_is_loaded_later_are_divided(tmp_path):
