@@ -154,6 +154,15 @@ def test_wait_timeout_leaves_the_call_running():
     np.testing.assert_array_equal(under_way.wait(20), [2, 2])
 
 
+@pytest.mark.parametrize("timeout", [-1, float("nan"), -0.5])
+def test_wait_invalid_timeout_raises_value_error(timeout):
+    (comm,) = pc.local_group(1)
+    work = comm.all_reduce(np.ones(3), async_op=True)
+    with pytest.raises(ValueError, match="at least 0"):
+        work.wait(timeout)
+    assert work.wait(0).tolist() == [1, 1, 1]
+
+
 def test_async_call_has_its_own_deadline():
     a, _b = local_group(2)
     with pytest.raises(pc.CollectiveTimeoutError, match="rank 0 waited until its deadline"):
@@ -341,12 +350,3 @@ print("ends", flush=True)
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
-
-
-@pytest.mark.parametrize("timeout", [-1, float("nan"), -0.5])
-def test_wait_invalid_timeout_raises_value_error(timeout):
-    (comm,) = pc.local_group(1)
-    work = comm.all_reduce(np.ones(3), async_op=True)
-    with pytest.raises(ValueError, match="at least 0"):
-        work.wait(timeout)
-    assert work.wait(0).tolist() == [1, 1, 1]
