@@ -126,6 +126,11 @@ def rank_number(name: str, value: Any, size: int) -> int:
     return found
 
 
+def printable(text: Any) -> str:
+    """Return a text that has an encoding: lone surrogates, as in names of files, are escaped."""
+    return str(text).encode(errors="backslashreplace").decode()
+
+
 def seconds(name: str, value: Any) -> float:
     """Return a positive number of seconds; raise an error for anything else."""
     try:

@@ -37,7 +37,12 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     After an error in the block ``path`` is unchanged. Files that killed writers left in the folder are
     deleted.
     """
-    directory = os.path.dirname(path) or "."
+    if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe stays
+        with open(path, "wb") as file:
+            yield file
+        return
+    path = os.path.realpath(path)  # a link stays, and its target is replaced
+    directory = os.path.dirname(path)
     _remove_abandoned(directory)
     descriptor, temporary = _open_temporary(path)
     # The lock ends when the descriptor is closed, after the file has its final name.

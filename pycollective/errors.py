@@ -70,9 +70,13 @@ class OpError(Exception):
         if code is not None:
             cls.error_code = code
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(
+        self, *args: Any, node_def: Any = None, op: Any = None, message: str | None = None
+    ) -> None:
+        if message is not None:  # by TensorFlow's names
+            args = (*args, *(node_def, op)[len(args) :], message)
         super().__init__(*args)
-        given = args if len(args) == 3 else (None, None, *args[:1])
+        given = args[:3] if len(args) >= 3 else (None, None, *args[:1])
         self.node_def, self.op = given[:2]
         self.message = str(given[2]) if len(given) == 3 else ""
 

@@ -39,7 +39,8 @@ def rebuild(like: Any, items: Iterable[Any]) -> Any:
         if isinstance(like, dict):
             # A subclass's constructor may have other parameters, as defaultdict's does.
             same = copy.copy(like)
-            same.update(pairs)
+            for key, item in pairs.items():  # not update(), which adds in a Counter
+                same[key] = item
             return same
         return type(like)(pairs)
     if isinstance(like, tuple) and hasattr(like, "_fields"):

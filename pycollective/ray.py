@@ -184,9 +184,11 @@ class _Workers:
         self._reservations = [(group, rank) for rank in range(first)]
         try:
             ray.get(group.ready(), timeout=timeout)
-        except ray.exceptions.GetTimeoutError:
+        except BaseException as error:  # also KeyboardInterrupt
             ray.util.remove_placement_group(group)
-            raise self._no_resources(f"{first} actors") from None
+            if isinstance(error, ray.exceptions.GetTimeoutError):
+                raise self._no_resources(f"{first} actors") from None
+            raise
         self._reservations += [(self._reserved(1), 0) for _ in range(later)]
         for rank in range(first):
             self._actors[rank] = self._actor(rank)

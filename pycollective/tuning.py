@@ -78,7 +78,11 @@ def path(environment: Mapping[str, str] = os.environ) -> Path | None:
     if named:
         return Path(named)
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "pycollective" / "tuning.json"
+    try:
+        folder = Path(cache).expanduser()
+    except RuntimeError:  # neither HOME nor an entry for the user
+        return None
+    return folder / "pycollective" / "tuning.json"
 
 
 def host() -> dict[str, Any]:
@@ -240,8 +244,15 @@ def _kept(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
         if content["format"] == FORMAT and content["host"] == host():
-            kept = {"tables": {name: dict(sizes) for name, sizes in content["tables"].items()}}
-            kept["past_cache_from"] = int(content.get("past_cache_from", 0))
+            for transport, sizes in content["tables"].items():
+                for ranks, found in sizes.items():
+                    with contextlib.suppress(ValueError):  # perhaps of another version
+                        int(ranks)
+                        checked(found)
+                        kept["tables"].setdefault(transport, {})[ranks] = found
+            copies = content.get("past_cache_from", 0)
+            if type(copies) is int and 0 <= copies < 1 << 63:
+                kept["past_cache_from"] = copies
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     return kept

@@ -90,7 +90,7 @@ class Workspace(threading.local):
         exists.
         """
         count = math.prod(shape)
-        if count < _FEW:
+        if count < _FEW or np.dtype(dtype).hasobject:  # NumPy counts objects: new memory is NULL
             return np.empty(shape, dtype)
         size = count * np.dtype(dtype).itemsize
         if size < SMALLEST_RESULT:

@@ -185,6 +185,12 @@ void end(Communicator* communicator) {
                                 "rank " + std::to_string(communicator->rank()) +
                                     " deleted its communicator before its calls were done",
                                 {communicator->rank()}});
+    if (interpreter_is_ending()) {
+      // A thread in a call may wait for the GIL until the process ends: nobody can join it.
+      InterpreterRelease release;
+      if (!communicator->is_of_parent()) communicator->group().leave(communicator->rank());
+      return;
+    }
   }
   {
     InterpreterRelease release;  // a running call may need the GIL to end
@@ -282,7 +288,13 @@ void bind_communicator(py::module_& m) {
             return std::pair(seconds_at(self.began()), seconds_at(self.ended()));
           },
           "The begin and the end of a call that is done, as of time.monotonic().")
-      .def("check", &Task::check, "Raise the call's error, if it has raised one.");
+      .def(
+          "check",
+          [](Task& self) {
+            if (self.done()) self.release();  // the call no longer uses the arrays
+            self.check();
+          },
+          "Raise the call's error, if it has raised one.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator", "One rank of a group.")
       .def(py::init([](std::shared_ptr<Group> group, int rank) {
@@ -290,7 +302,7 @@ void bind_communicator(py::module_& m) {
                throw std::out_of_range("the rank is not in the group");
              return std::shared_ptr<Communicator>(new Communicator(std::move(group), rank), end);
            }),
-           py::arg("group"), py::arg("rank"))
+           py::arg("group").none(false), py::arg("rank"))
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def(

@@ -30,6 +30,15 @@ namespace {
 
 std::atomic<bool> exits_in_failure{false};
 
+// Returns a rank of the group. Throws for other numbers, which would lead out of its tables.
+int among(const Group& group, int rank) {
+  if (rank < 0 || rank >= group.size()) {
+    throw std::invalid_argument("rank " + std::to_string(rank) + " is not among the " +
+                                std::to_string(group.size()) + " ranks");
+  }
+  return rank;
+}
+
 }  // namespace
 
 void bind_group(py::module_& m) {
@@ -94,11 +103,14 @@ void bind_group(py::module_& m) {
             if (auto failure = group.failure()) throw *failure;
           },
           "Raise the group's failure, if it has failed.")
-      .def("leave", &Group::leave, py::arg("rank"), py::call_guard<InterpreterRelease>(),
-           "Leave the group. Peers do not lose the rank.")
-      .def("close", &Group::close, py::arg("rank"), py::call_guard<InterpreterRelease>(),
-           "Leave the group as this process's rank. Raise MismatchError if ranks' calls differed "
-           "and no call of this rank has raised it.")
+      .def(
+          "leave", [](Group& group, int rank) { group.leave(among(group, rank)); }, py::arg("rank"),
+          py::call_guard<InterpreterRelease>(), "Leave the group. Peers do not lose the rank.")
+      .def(
+          "close", [](Group& group, int rank) { group.close(among(group, rank)); }, py::arg("rank"),
+          py::call_guard<InterpreterRelease>(),
+          "Leave the group as this process's rank. Raise MismatchError if ranks' calls differed "
+          "and no call of this rank has raised it.")
       .def("abandon", &Group::abandon,
            "Drop the group without notifying the peers, in a forked child.")
       .def_property_readonly("transport", &Group::transport, "The name of the transport.")
@@ -108,17 +120,21 @@ void bind_group(py::module_& m) {
           "hosts", &Group::hosts,
           "The number of each rank's host. Ranks with the same number share memory.")
       .def(
-          "calls", &Group::calls, py::arg("rank"),
+          "calls", [](const Group& group, int rank) { return group.calls(among(group, rank)); },
+          py::arg("rank"),
           "Return the number of collective calls that a rank has begun, as far as this rank knows.")
       .def("send_heartbeat", &Group::send_heartbeat,
            "Send a heartbeat with this rank's current call to the peers.")
       .def("silent", &Group::silent, py::arg("seconds"),
            "Return the ranks without a heartbeat for this many seconds, counted from the first one "
            "on.")
-      .def("address", &Group::address, py::arg("rank"),
-           "Return the address of a rank on another host, and an empty text for this host.")
-      .def("title", &Group::title, py::arg("rank"),
-           "Return the rank's name in messages, such as \"rank 1\".")
+      .def(
+          "address", [](const Group& group, int rank) { return group.address(among(group, rank)); },
+          py::arg("rank"),
+          "Return the address of a rank on another host, and an empty text for this host.")
+      .def(
+          "title", [](const Group& group, int rank) { return group.title(among(group, rank)); },
+          py::arg("rank"), "Return the rank's name in messages, such as \"rank 1\".")
       .def(
           "set_titles",
           [](Group& group, const std::vector<std::string>& titles) {
@@ -161,8 +177,9 @@ void bind_group(py::module_& m) {
       .def("join", &ShmGroup::join, py::arg("rank"), "Join the group as this rank.")
       .def("follow", &ShmGroup::follow, py::arg("other"),
            "From now on, a process that the other group loses is lost to this group too.")
-      .def("is_in", &ShmGroup::is_in, py::arg("rank"),
-           "Return True if a rank has joined and not left.")
+      .def(
+          "is_in", [](const ShmGroup& group, int rank) { return group.is_in(among(group, rank)); },
+          py::arg("rank"), "Return True if a rank has joined and not left.")
       .def_property_readonly(
           "all_read_remotely", &ShmGroup::all_read_remotely,
           "True if each rank can read the ordinary memory of all ranks by a system "

@@ -110,7 +110,8 @@ bool TaskQueue::wait(const Task& task, Clock::time_point deadline, const Interru
     ~Waiting() {
       queue.waiting_.fetch_sub(1);
       std::lock_guard lock(queue.mutex_);
-      if (!queue.queue_.empty()) queue.changed_.notify_one();  // the thread may run again
+      // The thread may run again, or end.
+      if (!queue.queue_.empty() || queue.is_stopping_) queue.changed_.notify_one();
     }
     TaskQueue& queue;
   };

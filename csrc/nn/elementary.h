@@ -222,7 +222,7 @@ PYCOLLECTIVE_INLINE T sine_of(T x, std::int64_t quarters) {
 template <typename T>
 PYCOLLECTIVE_INLINE T tanh_of(T x) {
   const T e = expm1_of_negative(T(-2) * magnitude_of(x));
-  return with_sign_of(-e / (e + T(2)), x);
+  return x == 0 ? x : with_sign_of(-e / (e + T(2)), x);  // keeps the sign of 0
 }
 
 template <typename T>

@@ -51,6 +51,13 @@ Window make_window(Index height, Index width, Index channels, Index kernel_h, In
   }
   const Positions rows = positions("height", height, kernel_h, stride_h, dilation_h, same);
   const Positions cols = positions("width", width, kernel_w, stride_w, dilation_w, same);
+  Index image, filter;
+  if (__builtin_mul_overflow(height, width, &image) ||
+      __builtin_mul_overflow(image, channels, &image) ||
+      __builtin_mul_overflow(kernel_h, kernel_w, &filter) ||
+      __builtin_mul_overflow(filter, channels, &filter)) {
+    throw std::invalid_argument("an image or a window has too many numbers");
+  }
   return {height,     width,      channels, kernel_h, kernel_w,   stride_h,  stride_w,
           dilation_h, dilation_w, rows.pad, cols.pad, rows.count, cols.count};
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace pycollective {
@@ -358,6 +359,11 @@ Shape::Shape(Collective collective, int chunks, int scratch, int size)
              scratch} {
   if (size < 1) throw std::invalid_argument("a schedule needs at least one rank");
   if (chunks < 1) throw std::invalid_argument("a schedule needs at least one chunk");
+  constexpr int kMost = 1 << 24;
+  if (chunks > kMost || scratch > kMost) {
+    throw std::invalid_argument("a schedule has at most " + std::to_string(kMost) +
+                                " chunks, and as many of scratch");
+  }
   if (scratch < 0) throw std::invalid_argument("scratch has 0 chunks or more");
 }
 

@@ -114,6 +114,8 @@ void InterpreterRelease::restore() {
   PyEval_RestoreThread(state_);
 }
 
+bool interpreter_is_ending() { return handover->ending.load(); }
+
 void share_interpreter_lock() {
   constexpr auto kName = "pycollective.interpreter_lock";
   handover = static_cast<Handover*>(pybind11::get_shared_data(kName));

@@ -39,6 +39,9 @@ class InterpreterLock {
   std::optional<pybind11::gil_scoped_acquire> acquire_;
 };
 
+// Returns True after the end of the interpreter has begun.
+bool interpreter_is_ending();
+
 // Each extension module calls this first when it is imported. The first call of the process creates
 // the shared state and registers a handler for the end of the interpreter.
 void share_interpreter_lock();

@@ -247,7 +247,7 @@ class Cluster:
         core for a message. Within a host, shared memory copies 10 GB/s with a latency of 0.5 µs.
         """
         return cls.of_hosts(
-            [rank // ranks_per_host for rank in range(ranks)],
+            _places(ranks, ranks_per_host),
             Link(0.5e-6, overhead=0.1e-6, sender_copies=True, receiver_copies=True),
             Link(25e-6, 1.25e9, 5e-6, sender_copies=True, receiver_copies=True, shared=True),
             reduce_rate=10e9,
@@ -266,13 +266,20 @@ class Cluster:
         rate of 1,555 GB/s.
         """
         return cls.of_hosts(
-            [rank // ranks_per_host for rank in range(ranks)],
+            _places(ranks, ranks_per_host),
             Link(3.4e-6, 300e9),
             Link(9.6e-6, 12.5e9, shared=True),
             reduce_rate=1555e9 / 3,
             copy_rate=1555e9 / 2,
             name="infiniband-nvlink",
         )
+
+
+def _places(ranks: int, ranks_per_host: int) -> list[int]:
+    """Return the number of each rank's host."""
+    if ranks_per_host < 1:
+        raise ValueError(f"a cluster needs at least 1 rank per host, not {ranks_per_host}")
+    return [rank // ranks_per_host for rank in range(ranks)]
 
 
 #: Presets by name: functions of the number of ranks and, optionally, of the ranks on each host.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, array_backend, init, local_group, spawn, tuning
+from pycollective import __version__, array_backend, dtypes, init, local_group, spawn, tuning
 from pycollective.algorithms import Algorithm, Collective
 from pycollective.benchmark import load, report
 from pycollective.benchmark.cases import (
@@ -162,7 +162,10 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
             raise ValueError(f"--device gpu: there is no GPU ({why})")
         if args.tune:
             raise ValueError("--tune does not work with --device gpu, because NCCL chooses there")
-    options.sizes(args, dtype_of(args.dtype).itemsize)
+    dtype = dtype_of(args.dtype)
+    if dtype.kind not in "biufc" and dtype != dtypes.bfloat16:
+        raise TypeError(f"--dtype {args.dtype}: only arrays of numbers and bools are timed")
+    options.sizes(args, dtype.itemsize)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if args.device == "cpu" and args.end > memory:
         raise ValueError(
@@ -176,7 +179,9 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
     if args.tune:
         file = tuning.path()
         if file is None:
-            raise ValueError(f"--tune has no file to write: {tuning.TUNING} is 'none'")
+            raise ValueError(
+                f"--tune has no file to write: {tuning.TUNING} is 'none', or there is no home folder"
+            )
         tuning.prepare(file, __version__)
     if any(collective in REDUCING for collective in _collectives(args)):
         (alone,) = local_group(1)

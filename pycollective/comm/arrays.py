@@ -102,12 +102,15 @@ def _has_memory(x: Any) -> bool:
     """Return False for an object whose array is a copy, such as a number, a list or a range."""
     if isinstance(x, np.generic):  # its buffer is a copy
         return False
-    if any(hasattr(x, f"__{name}__") for name in _ARRAY_PROTOCOLS):
+    if any(hasattr(x, f"__{name}__") for name in _ARRAY_PROTOCOLS[1:]):
         return True
     try:
         memoryview(x)
     except TypeError:
-        return False
+        if not hasattr(x, "__array__"):
+            return False
+        view = np.asarray(x)  # of its memory, or a copy, as of a data set of h5py
+        return not view.size or np.may_share_memory(view, np.asarray(x))
     return True
 
 

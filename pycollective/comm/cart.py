@@ -144,10 +144,11 @@ class Cart:
         """
         given: Any = x
         is_many = isinstance(given, (list, tuple))
-        blocks = self._sides("x", [as_input(b) for b in given] if is_many else as_input(given))
+        source: Any = [as_input(b) for b in given] if is_many else as_input(given)
+        blocks = self._sides("x", source)
         if out is None:
-            out = [np.zeros_like(b) for b in blocks] if is_many else np.zeros_like(given)
-        places = self._sides("out", out)
+            out = [np.zeros_like(b) for b in blocks] if is_many else np.zeros_like(source)
+        places = self._sides("out", out if isinstance(out, (list, tuple)) else as_output(out))
         for place, peer in zip(places, self.neighbors, strict=True):
             if peer is not None:  # its block may arrive before all blocks of ``x`` are sent
                 target = as_output(place)

@@ -120,8 +120,10 @@ class Extremes(Reductions):
         # Refuse invalid arguments here: an error within an asynchronous call would abort the group.
         nothing = np.empty(0, source.dtype)
         _core.reduce_arrays(op, [nothing], [nothing], 1)
-        own = np.asarray(self.rank if index is None else index)
-        if own.dtype.kind not in "iu":
+        own = as_input(self.rank if index is None else index)
+        if not array_backend.on_host(own):
+            raise TypeError(f"{op}loc takes host arrays: copy index to the host first")
+        if own.dtype.kind not in "iu" and (own.size or not isinstance(index, (list, tuple))):
             raise TypeError(f"index must be whole numbers, not {own.dtype}")
         if own.size and int(own.max()) >= _BEYOND:
             raise ValueError(f"index must be at most {_BEYOND - 1}, not {own.max()}")

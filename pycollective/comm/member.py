@@ -8,6 +8,7 @@ import functools
 import math
 import os
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -176,7 +177,7 @@ class Member(_core.CommunicatorBase):
 
     def abort(self, reason: str) -> None:
         """Fail the group: every rank's current or next call raises ``AbortedError(reason)``."""
-        self._group.abort(str(reason), ranks=[self.rank])
+        self._group.abort(arguments.printable(reason), ranks=[self.rank])
 
     @property
     def hosts(self) -> list[int]:
@@ -237,7 +238,8 @@ class Member(_core.CommunicatorBase):
         if error is None or isinstance(error, SystemExit):
             self.close()
             return
-        self.abort(f"rank {self.rank} raised {type(error).__name__}: {error}")
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        self.abort(f"rank {self.rank} raised {text}")
         with contextlib.suppress(CollectiveError):  # Python raises the error of the block
             self.close()
 

@@ -148,7 +148,9 @@ class Messages(Member):
             raise TypeError("recv needs source=, the rank that sends")
         source, tag = rank_number("source", source, self.size), whole("tag", tag, 0)
         later = switch("async_op", async_op)
-        if (out is None) == (shape is None or dtype is None):
+        if (out is None) != (shape is not None and dtype is not None) or (
+            out is not None and (shape is not None or dtype is not None)
+        ):
             raise TypeError("recv needs out, or shape and dtype of the message")
         if out is None:
             out = self._core.empty(() if shape is None else sizes(shape), np.dtype(dtype), True)

@@ -88,6 +88,11 @@ def _lists(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator
 
 def _stack(name: str, *arrays: Any) -> Any:
     first = arrays[0]
+    if isinstance(first, Dataset):
+        raise TypeError(
+            f"cannot batch datasets: {name} is one, as after window(); batch the elements of each with "
+            "flat_map(lambda w: w.batch(n))"
+        )
     for number, other in enumerate(arrays):
         _check_alike(name, first, other)
         if other.shape != first.shape:
@@ -141,7 +146,7 @@ class PaddedBatch(Transformed):
         """Return each component's name, the component, its padded shape, and its padding value."""
         leaves = nest.flatten(like)
         shapes = [None] * len(leaves) if self._shapes is None else _spread(like, self._shapes)
-        whole = self._values is None or np.ndim(self._values) == 0
+        whole = not nest.is_nested(self._values) and np.ndim(self._values) == 0
         values = [self._values] * len(leaves) if whole else _spread(like, self._values)
         return list(zip(nest.flatten(component_names(like)), leaves, shapes, values, strict=True))
 
@@ -194,7 +199,8 @@ def _spread(like: Any, values: Any) -> list[Any]:
     if not nest.is_nested(like):
         return [values]
     keys = list(like) if isinstance(like, dict) else range(len(like))
-    if not hasattr(values, "__getitem__") or len(values) != len(like):
+    fits = set(values) == set(keys) if isinstance(values, dict) else not isinstance(like, dict)
+    if not fits or not hasattr(values, "__getitem__") or len(values) != len(like):
         raise ValueError(
             f"padded_batch: {values!r} does not have the structure of the elements, which have "
             f"{len(like)} components: {component_names(like)!r}"
@@ -230,11 +236,12 @@ def _padded_shape(
 def _padding_value(name: str, value: Any, dtype: Any) -> Any:
     if value is None:
         return b"" if dtype == string else np.zeros((), dtype)
-    if dtype == string:
+    if dtype == string and isinstance(value, (str, bytes)):
         return value.encode() if isinstance(value, str) else value
     given = np.asarray(value)
-    made = given.astype(dtype) if given.dtype.kind in "biuf" else given
-    if made.dtype != dtype or (made != given and given == given):
+    with np.errstate(invalid="ignore"):
+        made = given.astype(dtype) if given.dtype.kind in "biuf" and dtype != string else given
+    if made.dtype != dtype or (dtype.kind in "biu" and made != given):
         raise TypeError(
             f"Invalid `padding_values`. `padding_values` values type {given.dtype} does not match type "
             f"{dtype} of the corresponding input component, {name}: {value!r}"

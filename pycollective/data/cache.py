@@ -14,7 +14,7 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.arguments import path_of
-from pycollective.array_backend import to_numpy
+from pycollective.array_backend import is_array, to_numpy
 from pycollective.atomic_files import replacing
 from pycollective.data.dataset import Dataset, kind
 from pycollective.data.rows import Rows
@@ -88,12 +88,20 @@ class FileCache(Transformed):
         # A pass that does not reach the end leaves no file.
         with replacing(self._filename) as file, zipfile.ZipFile(file, "w") as archive:
             for element in self._source._iter():
-                alike = nest.map_structure(lambda _, leaf: leaf, self.element_spec, element)
+                alike = nest.map_structure(self._leaf, self.element_spec, element)
                 for k, leaf in enumerate(nest.flatten(alike)):
                     _write(archive, f"{count}/{k}", to_numpy(leaf))
                 count += 1
                 yield element
             archive.writestr(self._INDEX, json.dumps({"elements": count}))
+
+    def _leaf(self, _: Any, leaf: Any) -> Any:
+        if not is_array(leaf):
+            raise InvalidArgumentError(
+                f"cache({self._filename!r}): the structure of the elements must be known before they "
+                "are read; give from_generator an output_signature, or cache() in memory"
+            )
+        return leaf
 
     def _read(self) -> Iterator[Any]:
         spec = self.element_spec

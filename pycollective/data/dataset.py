@@ -296,7 +296,7 @@ class Dataset:
             If no file matches.
         """
         names = _made("matching_files", file_pattern)
-        return names if shuffle is False else names.shuffle(len(names), seed)
+        return names if shuffle is not None and not shuffle else names.shuffle(len(names), seed)
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None) -> Dataset:

@@ -78,4 +78,9 @@ class TextLineDataset(Dataset):
 def _listed(filenames: Any) -> Any:
     if isinstance(filenames, Tensor):
         filenames = filenames.array if filenames.ndim else filenames.numpy()
-    return [filenames] if isinstance(filenames, (str, bytes)) else filenames
+    if isinstance(filenames, (str, bytes)):
+        return [filenames]
+    if isinstance(filenames, (list, tuple)):
+        filenames = [os.fspath(f) if isinstance(f, os.PathLike) else f for f in filenames]
+        return filenames or np.empty(0, string)
+    return filenames

@@ -110,6 +110,9 @@ def shard_by_file(dataset: Dataset, num_workers: int, worker_index: int) -> Data
                 num_workers,
             )
         return shard_by_file(dataset._source, num_workers, worker_index)
+    if num_workers == 1 and isinstance(dataset, FileCache):  # `_shared` only asks for files
+        shard_by_file(dataset._source, num_workers, worker_index)
+        return dataset
     inputs = dataset._inputs()
     if _reads_files(dataset):
         shuffles: list[Shuffle] = []
@@ -147,10 +150,12 @@ def _without_shuffles(dataset: Dataset, found: list[Shuffle]) -> Dataset:
 
 def fill_in_hints(dataset: Dataset, num_workers: int, worker_index: int) -> Dataset:
     """Return the dataset with the values of every ``shard(SHARD_HINT, SHARD_HINT)`` filled in."""
-    inputs = [fill_in_hints(i, num_workers, worker_index) for i in dataset._inputs()]
+    before = dataset._inputs()
+    inputs = [fill_in_hints(i, num_workers, worker_index) for i in before]
     if isinstance(dataset, Shard) and dataset._is_hint:
         return Shard(inputs[0], num_workers, worker_index)
-    return dataset._with_inputs(inputs) if inputs else dataset
+    changed = any(new is not old for new, old in zip(inputs, before, strict=True))
+    return dataset._with_inputs(inputs) if changed else dataset  # a cache keeps its elements
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class TensorSlices(Dataset):
         if not leaves:
             raise ValueError("from_tensor_slices needs at least one array")
         for leaf in leaves:
+            if isinstance(leaf, Dataset):
+                raise TypeError(f"from_tensor_slices needs arrays, not a dataset: {leaf!r}")
             if leaf.ndim == 0:
                 raise ValueError("from_tensor_slices needs arrays with a first axis, not scalars")
             if len(leaf) != len(leaves[0]):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pycollective import nest
+from pycollective.array_backend import is_array
 from pycollective.tensor.spec import TensorSpec as TensorSpec
 
 #: A value for numeric arguments: the library chooses the number.
@@ -36,7 +37,10 @@ def common_spec(one: Any, other: Any) -> Any:
 
 def spec_of(element: Any) -> Any:
     """Return the specs of an element's arrays, in its structure."""
-    return nest.map_structure(lambda a: TensorSpec(a.shape, a.dtype), element)
+    # An element may be a dataset, as those of window() are.
+    return nest.map_structure(
+        lambda a: TensorSpec(a.shape, a.dtype) if is_array(a) else UNKNOWN_SPEC, element
+    )
 
 
 def component_names(structure: Any, name: str = "element") -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,6 +36,14 @@ class AggregatingVariable(MirroredVariable):
             variable.synchronization,
             variable.aggregation,
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        copied = AggregatingVariable(
+            self._distribute_strategy, copy.deepcopy(self._values[0], memo)
+        )
+        copied.constraint = self.constraint
+        memo[id(self)] = copied
+        return copied
 
     def get(self) -> Variable:
         """Return the plain variable that holds the value."""

@@ -249,6 +249,22 @@ def in_variable_sync_on_read_context() -> bool:
 _locks_guard = threading.Lock()
 
 
+class _CreationLock:
+    """A re-entrant lock of an object; a copy of the object gets a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _CreationLock, ()
+
+
 @contextmanager
 def created_once(owner: Any) -> Iterator[None]:
     """Create an object's variables once for all replicas, in the thread that enters the block first.
@@ -262,7 +278,7 @@ def created_once(owner: Any) -> Iterator[None]:
                 self.built = True
     """
     with _locks_guard:
-        lock = owner.__dict__.setdefault("_creation_lock", threading.RLock())
+        lock = owner.__dict__.setdefault("_creation_lock", _CreationLock())
     with lock:
         state.creating_once += 1
         try:

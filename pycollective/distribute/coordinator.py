@@ -294,7 +294,9 @@ class ClusterCoordinator:
         DeadlineExceededError
             Functions run or wait after ``timeout`` seconds; by default there is no limit.
         """
-        timeout = None if timeout is None else number_of("timeout", timeout)
+        timeout = (
+            None if timeout is None else min(number_of("timeout", timeout), threading.TIMEOUT_MAX)
+        )
         refuse_in_worker("join()")
         if self._queue is not None:  # a worker has no queue; its chief has scheduled nothing yet
             self._queue.join(timeout)

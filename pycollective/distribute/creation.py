@@ -49,6 +49,7 @@ def make_distributed(
     shape: Any = None,
     synchronization: VariableSynchronization = VariableSynchronization.AUTO,
     aggregation: VariableAggregation = VariableAggregation.NONE,
+    per_worker_variable: bool = False,
 ) -> DistributedVariable:
     """Make a variable with a component for each replica; evaluate the initial value once."""
     name = "Variable" if name is None else name

@@ -376,16 +376,21 @@ def distribute_from_function(
         return datasets[0]
     per_step = extended.num_local_replicas // len(datasets)
 
+    parts = _Parts(extended, datasets, steps_ahead(options), False, goes_to_devices(options))
+
     def cardinality() -> int:
         counts: list[int] = [d.cardinality() for d in datasets]
-        return min(counts) if min(counts) < 0 else -(-max(counts) // per_step)
+        if min(counts) < 0:
+            return min(counts)
+        # Without partial batches, the first replica without data ends the pass.
+        return -(-max(counts) // per_step) if parts.fills_up else min(counts) // per_step
 
     def description() -> str:
         lines = [f"{c}: {per_step} element(s) a step" for c in contexts]
         return "\n".join(["datasets from a function, called with", *lines])
 
     return DistributedDataset(
-        _Parts(extended, datasets, steps_ahead(options), False, goes_to_devices(options)),
+        parts,
         cardinality,
         description,
         _starvation_check(workers, worker, warned=False),

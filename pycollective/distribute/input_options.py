@@ -100,6 +100,11 @@ class InputOptions(_InputOptions):
                 "experimental_per_replica_buffer_size must be at least 1, not "
                 f"{experimental_per_replica_buffer_size}"
             )
+        if not isinstance(experimental_replication_mode, InputReplicationMode):
+            raise TypeError(
+                "experimental_replication_mode must be an InputReplicationMode, not "
+                f"{experimental_replication_mode!r}"
+            )
         return super().__new__(
             cls,
             experimental_fetch_to_device is None or experimental_fetch_to_device,

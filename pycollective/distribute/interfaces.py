@@ -138,6 +138,7 @@ class AnyContext(Protocol):
         what: str,
         function: Callable[[list[Any]], list[Any]],
         *args: Any,
+        key: Any = None,
         timeout: float | None = None,
     ) -> Any:
         """Run a function once on all replicas' arguments, and return this replica's result."""

@@ -35,6 +35,7 @@ from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.distribute.workers import Workers
+from pycollective.errors import MismatchError
 from pycollective.tensor import Tensor, Variable, as_tensor
 
 _HOST = Device("CPU", 0)
@@ -184,10 +185,12 @@ class MirroredExtended(StrategyExtended):
                 reduced = ops._all_reduce(reduce_op, tensors, context.local_replica_id, options)
             return [as_tensor(r).array for r in reduced]
 
-        def reduce(_strategy: Strategy, *values: DistributedValues) -> list[Any]:
-            return ops.batch_reduce(reduce_op, [(value, value) for value in values], options)
+        def reduce(_strategy: Strategy, op: Any, *values: DistributedValues) -> list[Any]:
+            if isinstance(op, PerReplica):
+                raise MismatchError(f"all_reduce: the replicas ask for {list(op.values)}")
+            return ops.batch_reduce(op, [(value, value) for value in values], options)
 
-        return [r.array for r in context.merge_call(reduce, args=tensors)]
+        return [r.array for r in context.merge_call(reduce, args=[reduce_op, *tensors])]
 
     def begin_reduction(
         self,

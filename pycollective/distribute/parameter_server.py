@@ -305,7 +305,11 @@ def _server_of(variable: Variable) -> int:
 
 def _takes_partitions(function: Callable[..., Any]) -> bool:
     """Return True if an initializer makes the rows of one shard by itself."""
-    return {"partition_shape", "partition_offset"} <= inspect.signature(function).parameters.keys()
+    try:
+        names = inspect.signature(function).parameters.keys()
+    except ValueError:  # a function in C, such as time.time
+        return False
+    return {"partition_shape", "partition_offset"} <= names
 
 
 class ParameterServerStrategy(Strategy):

@@ -63,6 +63,7 @@ class ReplicaRun:
         self._merging = False
         self._merge_round = 0
         self._merge_results: list[Any] = []
+        self._merge_error: Exception | None = None
         self._created: list[Any] = []
         self._creations = [0] * size  # variables that each replica has requested
         self._error: BaseException | None = None  # the first one
@@ -110,7 +111,7 @@ class ReplicaRun:
                     self._expire(time.monotonic() - begin)
                 if left <= 0 or set(missing) <= set(self._late):
                     return False
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
         return True
 
     def raise_error(self) -> None:
@@ -155,26 +156,38 @@ class ReplicaRun:
                 self._wait(begin, timeout)
             self._check_alive()
             if replica != 0:
+                if self._merge_error is not None:
+                    raise self._merge_error
                 return self._merge_results[replica]
             calls = [self._merges[r] for r in range(self.size)]
             self._merging = True
         # All other replicas wait, so that replica 0 does not need the lock.
-        for r, call in enumerate(calls):
-            if (call.what, call.key) != (what, key):
-                raise RuntimeError(
-                    f"replica 0 is in {what}, while replica {r} is in {call.what}"
-                    f"{' of another function' if call.what == what else ''}: every replica must make "
-                    "the same calls"
-                )
-        results = merge([call.args for call in calls])
+        results: list[Any] = []
+        failure: Exception | None = None
+        try:
+            for r, call in enumerate(calls):
+                if (call.what, call.key) != (what, key):
+                    raise RuntimeError(
+                        f"replica 0 is in {what}, while replica {r} is in {call.what}"
+                        f"{' of another function' if call.what == what else ''}: every replica "
+                        "must make the same calls"
+                    )
+            results = merge([call.args for call in calls])
+        except Exception as error:  # every replica gets it, so that all of them can handle it
+            failure = error
         with self._changed:
             self._merging = False
-            self._merge_results = results
+            self._merge_results, self._merge_error = results, failure
             self._merges = {}
             self._merge_round += 1
             # A replica that has not woken yet must not count as waiting.
             self._states = [_ReplicaState.RUNNING] * self.size
             self._changed.notify_all()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure
         return results[0]
 
     def create(self, replica: int, make: Callable[[], Any]) -> Any:
@@ -212,7 +225,7 @@ class ReplicaRun:
         if left is not None and left <= 0:
             self._expire(time.monotonic() - begin)
             self._check_alive()
-        self._changed.wait(left)
+        self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def _check_alive(self, cause: BaseException | None = None) -> None:
         if self._error is not None:
@@ -411,6 +424,7 @@ class ReplicaThreads:
             run.fail(error)
             self.close()
             raise
+        run._merge_error = None  # its traceback refers to the run
         if run._error is not None:
             run.raise_error()
         return results

@@ -188,7 +188,11 @@ class Replicas:
             ]
 
         result: list[IndexedSlices] = context.merge(
-            "all_reduce of IndexedSlices", gather, *slices, timeout=options.timeout_seconds
+            "all_reduce of IndexedSlices",
+            gather,
+            *slices,
+            key=reduce_op,
+            timeout=options.timeout_seconds,
         )
         return result
 
@@ -219,7 +223,7 @@ class Replicas:
             return results
 
         result: list[tuple[Array, int]] = context.merge(
-            "all_gather", gather, *arrays, timeout=options.timeout_seconds
+            "all_gather", gather, *arrays, key=axis, timeout=options.timeout_seconds
         )
         return result
 

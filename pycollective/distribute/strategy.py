@@ -385,7 +385,7 @@ def _sum_within(component: Any, axes: tuple[int, ...], op: ReduceOp) -> tuple[Te
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
     # The sum of small integers must not overflow before it is divided for a mean. The sum of halves
     # would lose small summands.
-    wide = op is ReduceOp.MEAN and array.dtype.kind in "iu"
+    wide = op is ReduceOp.MEAN and array.dtype.kind in "iub"
     dtype = np.float32 if is_half(array.dtype) else None if wide else array.dtype
     with array_backend.beside(array):
         return Tensor(array_backend.asarray(array.sum(axis=axes, dtype=dtype))), count

@@ -19,7 +19,7 @@ from pycollective.distribute.context import (
     state,
 )
 from pycollective.distribute.interfaces import AnyContext, AnyStrategy
-from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reduce_op import ReduceOp, work_dtype
 from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
 from pycollective.tensor import (
     IndexedSlices,
@@ -180,6 +180,10 @@ class DistributedVariable(Variable, DistributedValues):
 
     def _write_all(self, method: str, value: Any) -> Variable:
         """Make the same assignment to every component."""
+        if isinstance(
+            value, Variable
+        ):  # read it once: it can be this variable, or change meanwhile
+            value = as_tensor(value)
         with self._lock:  # assignments of several threads change all components in the same order
             for replica, component in enumerate(self._values):
                 part = value.values[replica] if isinstance(value, Mirrored) else value
@@ -308,12 +312,15 @@ class SyncOnReadVariable(DistributedVariable):
         op = ReduceOp.from_variable_aggregation(self._aggregation)
         extended = self._distribute_strategy.extended
         with beside(first):
-            total = first
+            # Halves are added as float32, and rounded once.
+            work = work_dtype(first.dtype, op) if first.dtype.kind in "fV" else first.dtype
+            total = first.astype(work, copy=False)
             for component in self._values[1:]:
                 total = total + asarray(component.current().array, like=first)
-            total = extended.workers.reduce(ReduceOp.SUM, total)
-            mean = op is ReduceOp.MEAN
-            return as_tensor(total / extended.num_replicas_in_sync if mean else total)
+            total = extended.workers.reduce(ReduceOp.SUM, asarray(total, like=first))
+            if op is ReduceOp.MEAN:
+                total = total / extended.num_replicas_in_sync
+            return Tensor(asarray(total).astype(first.dtype, copy=False))
 
     def is_local(self) -> bool:
         """Return True if a read returns the replica's own value, not the aggregate."""

@@ -131,7 +131,12 @@ def verify_equivalence(
     gradients of 4 replicas against one, largest relative difference:
       ...
     """
+    strategy = _owner(model, strategy)
     arrays = nest.map_structure(_array, batch)
+    if strategy is not None and any(isinstance(v, PerReplica) for v in nest.flatten(batch)):
+        # Each worker has its part of a distributed batch.
+        workers = strategy.extended.workers
+        arrays = nest.map_structure(lambda array: workers.gather(array, 0)[0], arrays)
     rows = _rows(arrays)
     whole = nest.map_structure(Tensor, arrays)
 
@@ -147,12 +152,8 @@ def verify_equivalence(
 
     one = gradients(whole, 1)  # also builds the model
     variables = list(model.trainable_variables)
-    if strategy is None:
-        mode = current_mode()
-        owners = [getattr(v, "_distribute_strategy", None) for v in variables]
-        owners.append(None if mode is None else mode.strategy)
-        strategy = next((owner for owner in owners if owner is not None), None)
-    replicas = 1 if strategy is None else strategy.extended.num_local_replicas
+    strategy = _owner(model, strategy)
+    replicas = 1 if strategy is None else strategy.extended.num_replicas_in_sync
 
     def reduced(part: Any) -> list[Any]:
         mode = current_mode()
@@ -166,7 +167,7 @@ def verify_equivalence(
     if strategy is None:
         results: list[Any] = [(gradient,) for gradient in gradients(whole, 1)]
     else:
-        reductions = strategy.run(reduced, args=(_split(arrays, rows, replicas),))
+        reductions = strategy.run(reduced, args=(_split(arrays, rows, strategy),))
         results = [strategy.experimental_local_results(value) for value in reductions]
     differences, tolerances = {}, {}
     for i, variable in enumerate(variables):
@@ -195,12 +196,24 @@ def _rows(arrays: Any) -> int:
     return int(shapes[0][0])
 
 
-def _split(arrays: Any, rows: int, replicas: int) -> Any:
-    """Divide the rows as experimental_distribute_dataset does."""
-    part = -(-rows // replicas)
+def _owner(model: Any, strategy: AnyStrategy | None) -> Any:
+    """Return the given strategy, or that of the model's variables, or the current one."""
+    if strategy is not None:
+        return strategy
+    mode = current_mode()
+    owners = [getattr(v, "_distribute_strategy", None) for v in model.trainable_variables]
+    owners.append(None if mode is None else mode.strategy)
+    return next((owner for owner in owners if owner is not None), None)
+
+
+def _split(arrays: Any, rows: int, strategy: AnyStrategy) -> Any:
+    """Divide the rows among all replicas, and return the parts of this process's replicas."""
+    extended = strategy.extended
+    part, first = -(-rows // extended.num_replicas_in_sync), extended.first_replica
+    here = range(first, first + extended.num_local_replicas)
 
     def cut(array: Any) -> PerReplica:
-        return PerReplica([Tensor(array[r * part : (r + 1) * part]) for r in range(replicas)])
+        return PerReplica([Tensor(array[r * part : (r + 1) * part]) for r in here])
 
     return nest.map_structure(cut, arrays)
 

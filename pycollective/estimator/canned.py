@@ -14,7 +14,7 @@ from pycollective.estimator.config import RunConfig
 from pycollective.estimator.estimator import Estimator
 from pycollective.estimator.specs import EstimatorSpec, ModeKeys
 from pycollective.estimator.variables import this_thread
-from pycollective.feature_column import NumericColumn
+from pycollective.feature_column import NumericColumn, numeric_column
 from pycollective.keras import layers, losses, metrics, optimizers
 from pycollective.keras.losses.loss import Reduction
 from pycollective.keras.training.share import current_share
@@ -45,8 +45,9 @@ class _Head:
         self.outputs = outputs
         #: The labels of the classes as texts, or None if labels are class numbers.
         self._vocabulary = None if vocabulary is None else [str(text) for text in vocabulary]
-        key = weight_column.key if isinstance(weight_column, NumericColumn) else weight_column
-        self._weight_key = key
+        if isinstance(weight_column, str):
+            weight_column = numeric_column(weight_column)
+        self._weights = weight_column
         self._reduction = Reduction.of(getattr(loss_reduction, "value", loss_reduction))
         if self._reduction is Reduction.NONE:
             raise ValueError(
@@ -74,12 +75,9 @@ class _Head:
         labels = self._checked(self._numbers(labels), logits)
         each = self.losses(labels, logits)
         weights = None
-        if self._weight_key is not None:
-            if self._weight_key not in features:
-                raise ValueError(f"Feature {self._weight_key} is not in features dictionary.")
-            weights = ops.reshape(
-                ops.cast(as_tensor(features[self._weight_key]), each.dtype), (each.shape[0], 1)
-            )
+        if self._weights is not None:
+            column = ops.cast(self._weights.values_of(features), each.dtype)
+            weights = ops.reshape(column, (each.shape[0], 1))
         loss = self._reduced(each if weights is None else each * weights)
         if mode == ModeKeys.TRAIN:
             return EstimatorSpec(mode, predictions, loss, optimizer())

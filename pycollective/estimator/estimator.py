@@ -201,6 +201,7 @@ class Estimator:
                     "saving_listeners must be a list of CheckpointSaverListener, given: "
                     f"{listener!r}"
                 )
+        self._forget_unsaved()
         model = self._train_model
         self._restore(model, self.latest_checkpoint() or self._warm_start_from)
         if self.latest_checkpoint() is None:
@@ -249,6 +250,7 @@ class Estimator:
         """
         hooks = checked_hooks(hooks)
         check_positive("steps", steps)
+        self._forget_unsaved()
         model = self._eval_model
         self._restore_or_warn(model, checkpoint_path, "evaluate")
         return self._evaluate(model, input_fn, steps, hooks, name)
@@ -304,6 +306,7 @@ class Estimator:
             No prediction has one of the keys, or keys are given for predictions without keys.
         """
         run_hooks = checked_hooks(hooks)
+        self._forget_unsaved()
         model = self._train_model
         self._restore_or_warn(model, checkpoint_path, "predict")
         running: HookRun | None = None
@@ -334,6 +337,14 @@ class Estimator:
         self._restore(model, path)
 
     # The model function and the input --------------------------------------------------------
+
+    def _forget_unsaved(self) -> None:
+        """Begin anew if a training changed the model and failed before its first checkpoint."""
+        if ModeKeys.TRAIN in self._train_model.first and self.latest_checkpoint() is None:
+            same = self._eval_model is self._train_model
+            self._train_model = self._new_model(self._config.train_distribute)
+            if same:
+                self._eval_model = self._train_model
 
     def _new_model(self, strategy: Strategy | None) -> StepModel:
         with (strategy or default_strategy()).scope():
@@ -375,6 +386,8 @@ class Estimator:
                 "input_fn should return (features, labels) or a Dataset, got "
                 f"{len(found)} values: {found!r}"
             )
+        if isinstance(found, (list, tuple)) and found[1] is None:  # no labels, as for `predict`
+            found = found[0]
         return Dataset.from_tensors(tuple(found) if isinstance(found, list) else found).repeat()
 
     def _batches(self, model: StepModel, input_fn: Callable[..., Any], mode: str) -> Any:

@@ -89,6 +89,11 @@ class EstimatorSpec(_EstimatorSpec):
         if not isinstance(metrics, Mapping):
             raise TypeError(f"eval_metric_ops must be a dict, given: {metrics!r}")
         for name, metric in metrics.items():
+            if name in ("loss", "global_step"):
+                raise ValueError(
+                    f'Metric with name "{name}" is not allowed, because Estimator already defines a '
+                    "default metric with the same name."
+                )
             if not isinstance(metric, Metric):
                 raise TypeError(
                     "Values of eval_metric_ops must be tf.keras.metrics.Metric objects, given: "

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from pycollective import _core, observe, tuning
+from pycollective.arguments import seconds
 from pycollective.cluster.membership import membership_of_environment
 from pycollective.comm import DEFAULT_TIMEOUT, Communicator, threads
 from pycollective.comm.member import leave_processes
@@ -94,6 +95,7 @@ def init(
         available, the secrets differ, or a rank does not join in time.
     """
     observe.settings()  # reports invalid settings before the wait for other ranks
+    timeout, join_timeout = seconds("timeout", timeout), seconds("join_timeout", join_timeout)
     env = os.environ if environment is None else environment
     if not isinstance(env, Mapping):
         raise TypeError(f"environment must be a mapping, such as os.environ, not {env!r}")
@@ -239,8 +241,7 @@ def rendezvous(
     RendezvousError
         As `init`; `FirstRankLostError` if rank 0 is lost, or leaves this rank out.
     """
-    if not timeout > 0 or not join_timeout > 0:
-        raise ValueError("timeout and join_timeout must be positive numbers of seconds")
+    timeout, join_timeout = seconds("timeout", timeout), seconds("join_timeout", join_timeout)
     observe.settings()
     env = os.environ if environment is None else environment
     about = Description.of_environment(env, rank, size, addresses)

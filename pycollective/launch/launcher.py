@@ -232,7 +232,9 @@ def run(
     received: list[int] = []
     output = Output((sys.stdout, sys.stderr), prefix)
     before = {
-        s: signal.signal(s, lambda number, _frame: received.append(number)) for s in _FORWARDED
+        s: signal.signal(s, lambda number, _frame: received.append(number))
+        for s in _FORWARDED
+        if s is not signal.SIGHUP or signal.getsignal(s) is not signal.SIG_IGN  # nohup
     }
     with contextlib.ExitStack() as at_end:
         for number, handler in before.items():

@@ -7,7 +7,9 @@ bars. An incomplete line, such as a question, appears there after a moment.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import select
 import selectors
 import threading
 import time
@@ -56,12 +58,23 @@ class _LauncherStream:
 
     def _write(self, data: bytes) -> None:
         try:
-            buffer = getattr(self._stream, "buffer", None)
-            if buffer is None:
-                self._stream.write(data.decode(errors="replace"))
-            else:
-                buffer.write(data)
+            try:
+                descriptor = self._stream.fileno()
+            except (io.UnsupportedOperation, AttributeError):  # not a file of the system
+                buffer = getattr(self._stream, "buffer", None)
+                if buffer is None:
+                    self._stream.write(data.decode(errors="replace"))
+                else:
+                    buffer.write(data)
+                self._stream.flush()
+                return
             self._stream.flush()
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[os.write(descriptor, rest) :]
+                except BlockingIOError:  # the descriptor is non-blocking: wait for its reader
+                    select.select((), (descriptor,), ())
         except (OSError, ValueError):  # the reader has ended: `pycollective run … | head`
             self.closed = True
             discard_rest(self._stream)

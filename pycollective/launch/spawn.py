@@ -20,7 +20,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pycollective.arguments import seconds, switch, whole
+from pycollective.arguments import printable, seconds, switch, whole
 from pycollective.comm import DEFAULT_TIMEOUT, Communicator, local_group
 from pycollective.comm.member import abort_with_parts
 from pycollective.environment import MAX_RANKS
@@ -152,7 +152,7 @@ def _failure(rank: int, error: BaseException, *, came_first: bool = True) -> _En
 
 
 def _named(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
+    return printable("".join(traceback.format_exception_only(type(error), error)).strip())
 
 
 def _raise(ended: _End) -> None:
@@ -341,15 +341,13 @@ def _pickled(result: Any) -> bytes:
 
 
 def _portable(ended: _End) -> bytes:
-    """Return the pickled end of a rank, without its error if that cannot be pickled and unpickled."""
-    try:
-        data = pickle.dumps(ended)
-        if type(pickle.loads(data).error) is type(ended.error):
-            return data
-    except Exception:
-        pass
-    ended.error = None
-    return pickle.dumps(ended)
+    """Return the pickled end of a rank and its error, which is empty if it cannot be unpickled."""
+    error, ended.error, data = ended.error, None, b""
+    with contextlib.suppress(Exception):
+        pickled = pickle.dumps(error)
+        if error is not None and type(pickle.loads(pickled)) is type(error):
+            data = pickled
+    return pickle.dumps((ended, data))
 
 
 def _in_processes(
@@ -452,10 +450,13 @@ def _end_text(rank: int, code: int) -> str:
 def _received(reader: Any) -> _End | None:
     """Return the end that a rank sent; None if its process ended before."""
     try:
-        ended: _End = pickle.loads(reader.recv_bytes())
+        ended, error = pickle.loads(reader.recv_bytes())
+        assert isinstance(ended, _End)
         data = b"" if ended.is_failure else reader.recv_bytes()
-    except EOFError:
+    except (EOFError, OSError):  # OSError: the rank was killed within a message
         return None
+    with contextlib.suppress(Exception):  # this process may not have the error's class
+        ended.error = pickle.loads(error) if error else None
     if not ended.is_failure:
         try:
             ended.result = pickle.loads(data)

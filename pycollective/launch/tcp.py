@@ -51,7 +51,7 @@ def connect(
         if isinstance(error, SecretsDifferError):
             text += _ABOUT_SECRETS[bool(about.secret)]
         raise RendezvousError(text, ranks=error.ranks) from None
-    except (OSError, RuntimeError, MemoryError) as error:  # also from the core
+    except (OSError, RuntimeError, MemoryError, UnicodeError) as error:  # also from the core
         raise RendezvousError(
             f"{about.title(about.rank)} cannot join the group at {about.host}:{about.port}: "
             f"{error or 'out of memory'}"

@@ -111,10 +111,17 @@ softplus = unary(
     "Return ``log(1 + exp(x))``.",
     kernel="softplus",
 )
+
+
+def _silu_slope(x: Array, s: Array) -> Any:
+    """Return the derivative at ``x``, whose sigmoid is ``s``."""
+    return s * (1 + x * (1 - s))
+
+
 silu = unary(
     "silu",
     lambda x: x * stable_sigmoid(x),
-    lambda g, x, y: g * (stable_sigmoid(x) * (1 - y) + y),
+    lambda g, x, y: g * _silu_slope(x, stable_sigmoid(x)),
     "Return ``x * sigmoid(x)``.",
     kernel="silu",
 )
@@ -236,6 +243,7 @@ def _gelu_parts(x: Array) -> tuple[Array, Array]:
     """Return the tanh of the approximate gelu, and the derivative of the tanh's argument."""
     scale = x.dtype.type(np.sqrt(2 / np.pi))
     cubic = x.dtype.type(0.044715)
+    x = np.clip(x, -10, 10)  # the tanh is 1 or -1 beyond, where halves could not hold the square
     return np.tanh(scale * (x + cubic * x * x * x)), scale * (1 + 3 * cubic * x * x)
 
 
@@ -403,5 +411,13 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
             )
         shape = tuple(m if n is None else n for n, m in zip(shape, a.shape, strict=True))
     drawn = array_module(a).asarray(random.uniform(shape, seed=seed).array)
-    mask = (drawn >= rate) * a.dtype.type(1 / (1 - rate))
-    return record(a * mask, (tensor,), lambda g, _need: (g * mask,))
+    kept, zero = drawn >= rate, a.dtype.type(0)
+    with np.errstate(over="ignore"):
+        factor = a.dtype.type(1 / (1 - rate))
+
+    def masked(values: Array) -> Array:
+        # A product with 0 would be NaN for infinite numbers and NaN.
+        result: Array = np.where(kept, values * factor, zero)
+        return result
+
+    return record(masked(a), (tensor,), lambda g, _need: (masked(g),))

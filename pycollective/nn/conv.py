@@ -52,6 +52,7 @@ def _conv_window(
             raise TypeError(
                 f"images have dtype {x.dtype}, filters or bias {other.dtype}; cast one of them"
             )
+    is_same(padding)  # raises the error for a list, which has no hash
     return _window_of_shapes(
         x.shape,
         w.shape,

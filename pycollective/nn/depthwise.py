@@ -195,6 +195,13 @@ def grouped_conv2d(
     infinity in one group therefore also changes the results of the groups convolved with it.
     """
     images, filters = as_tensor(x), as_tensor(w)
+    if images.ndim != 4 or filters.ndim != 4:
+        raise ValueError(
+            "grouped_conv2d needs images [n, height, width, channels] and filters [kernel_h, kernel_w, "
+            f"channels / groups, filters], got shapes {images.shape} and {filters.shape}"
+        )
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1, got {groups}")
     channels, count = images.shape[-1], filters.shape[-1]
     if channels % groups or count % groups:
         raise ValueError(

@@ -8,9 +8,10 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import REAL_DTYPES, Array, array_module, asarray, native, on_host
-from ..tensor.compiled import reduced
+from ..tensor.compiled import is_half, reduced
 from ..tensor.multiple import Multiple
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
+from ..tensor.ops.arrays import cast
 from ..tensor.tape import is_tracked, record, recording, thread_state
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
@@ -222,6 +223,8 @@ def sum_of_squares(t: Any, factor: float) -> Tensor:
     a = x.array
     if a.dtype.kind not in "fV":
         raise TypeError(f"l2_loss needs a floating-point tensor, got {a.dtype}; use cast()")
+    if is_half(a.dtype):  # the sum before the factor may be too large for halves
+        return cast(sum_of_squares(cast(x, np.float32), factor), a.dtype)
     number = a.dtype.type
     found = native(a)
     total: Any

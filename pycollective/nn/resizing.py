@@ -24,7 +24,7 @@ def upsample_nearest(images: Any, size: tuple[int, int]) -> Tensor:
     x = as_tensor(images)
     n, height, width, channels = x.shape
     shape = (n, height * size[0], width * size[1], channels)
-    if (found := native(x.array)) is not None and channels:
+    if (found := native(x.array)) is not None and height and width and channels:
         y = workspace.empty(shape, found[0].dtype)
         # The columns of the small image are the last axis but one, so that long runs are copied.
         copies = y.reshape(n, height, size[0], width, size[1], channels).transpose(0, 1, 2, 4, 3, 5)

@@ -204,7 +204,9 @@ def unscaled(gradients: Sequence[Array], scale: Array) -> tuple[list[Array], Arr
         if not fits(gradients):
             found: list[Any] = [np.isfinite(gradient).all() for gradient in gradients]
             finite: Array = functools.reduce(np.logical_and, found)
-            return [gradient / scale.astype(gradient.dtype) for gradient in gradients], finite
+            # Halves are divided in float32, because a scale may exceed the largest float16.
+            quotients = [g / scale.astype(np.result_type(g.dtype, scale.dtype)) for g in gradients]
+            return [q.astype(g.dtype) for q, g in zip(quotients, gradients, strict=True)], finite
         results = [empty(gradient.shape, gradient.dtype, scale) for gradient in gradients]
         finite = array_module(scale).ones((), np.bool_)
         _launch("unscale", (results, gradients), scale, finite)

@@ -11,6 +11,7 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import to_numpy
+from pycollective.dtypes import as_dtype
 from pycollective.tensor.ops.arrays import stop_gradient
 from pycollective.tensor.tensor import Tensor, as_tensor
 
@@ -154,10 +155,9 @@ def _results(result: Any, dtypes: Any) -> Any:
 
 def _of_dtype(value: Any, dtype: Any) -> Tensor:
     result = as_tensor(value, dtype)
-    if result.array.dtype != np.dtype(dtype):
-        raise TypeError(
-            f"the function returned {result.array.dtype}, 'Tout' asks for {np.dtype(dtype)}"
-        )
+    wanted = as_dtype(dtype)
+    if result.array.dtype != wanted:
+        raise TypeError(f"the function returned {result.array.dtype}, 'Tout' asks for {wanted}")
     return result
 
 

@@ -39,6 +39,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
         whose shape is not its input's. Gradients of another floating-point dtype are converted to
         the input's dtype.
     """
+    name = getattr(f, "__name__", type(f).__name__)
 
     @functools.wraps(f)
     def decorated(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +49,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
         variables = [v for v in watcher.watched_variables() if v.dtype.kind in "fV"]
         if variables and not _takes_variables(grad_fn):
             raise TypeError(
-                f"custom_gradient: {f.__name__} reads trainable variables "
+                f"custom_gradient: {name} reads trainable variables "
                 f"({', '.join(v.name for v in variables)}), so its gradient function must take "
                 "'variables=None' and return (gradients, variable_gradients)"
             )
@@ -62,11 +63,11 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
             gradients = [*_flat(first), *_flat(second)]
             if len(gradients) != len(known):
                 raise ValueError(
-                    f"custom_gradient: the gradient function of {f.__name__} returned "
+                    f"custom_gradient: the gradient function of {name} returned "
                     f"{len(gradients)} gradients for {len(known)} inputs and variables"
                 )
             return [
-                _checked(gradient, value, f.__name__) if needed and gradient is not None else None
+                _checked(gradient, value, name) if needed and gradient is not None else None
                 for gradient, value, needed in zip(gradients, known, need, strict=True)
             ]
 

@@ -97,8 +97,9 @@ def concatenated_slices(parts: Sequence[IndexedSlices], divided_by: int = 1) -> 
     because their rows add up. Parts of other dtypes, row shapes or dense shapes raise ValueError.
     """
     first = parts[0]
+    wholes: set[Any] = set()
     for number, part in enumerate(parts):
-        wholes = {part.dense_shape, first.dense_shape} - {None}
+        wholes |= {part.dense_shape} - {None}
         if part.dtype != first.dtype or part.shape[1:] != first.shape[1:] or len(wholes) > 1:
             raise ValueError(
                 f"IndexedSlices that are added must be alike: number 0 has dtype {first.dtype} and "
@@ -109,4 +110,4 @@ def concatenated_slices(parts: Sequence[IndexedSlices], divided_by: int = 1) -> 
         mean = rows / divided_by  # for ints a floating-point number, as in all means of ints
         rows = mean if rows.dtype.kind in "iub" else mean.astype(rows.dtype, copy=False)
     indices = np.concatenate([to_numpy(part.indices.array) for part in parts])
-    return IndexedSlices(rows, indices, first.dense_shape)
+    return IndexedSlices(rows, indices, next(iter(wholes), None))

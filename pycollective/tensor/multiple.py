@@ -55,6 +55,8 @@ class Multiple:
         """Return the sum with an array of the same shape and dtype, or with another multiple."""
         if isinstance(other, Multiple):
             other = other.computed()
+        elif isinstance(other, np.generic):  # NumPy's sums of 0-d arrays
+            other = np.asarray(other)
         a = self._array
         if not (a.flags.c_contiguous and other.flags.c_contiguous):
             total: Array = self.computed() + other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -48,10 +49,16 @@ def set_seed(seed: int | None) -> None:
     Equal seeds give equal numbers.
     """
     global _seed, _generator
+    number = None if seed is None else _not_negative(seed)
     with _lock:
-        _seed = None if seed is None else int(seed)
-        _generator = np.random.default_rng(_seed)
+        _seed, _generator = number, np.random.default_rng(number)
         _by_seed.clear()
+
+
+def _not_negative(seed: Any) -> int:
+    """Return a seed as NumPy needs it; TensorFlow also accepts negative ones."""
+    number = operator.index(seed)
+    return number if number >= 0 else number % 2**64
 
 
 def default_generator() -> np.random.Generator:
@@ -89,6 +96,7 @@ def _generator_for(seed: int | None) -> np.random.Generator:
     """Return the generator of an operation: one for each operation seed, or the default one."""
     if seed is None:
         return default_generator()
+    seed = _not_negative(seed)
     with _lock:
         if seed not in _by_seed:
             _by_seed[seed] = np.random.default_rng([seed, *([] if _seed is None else [_seed])])
@@ -162,7 +170,9 @@ def uniform(
     rounded = numbers.astype(kind)
     # Rounding to fewer digits can give the upper end, which is not in the interval.
     end = high.astype(kind)
-    return Tensor(np.where(rounded >= end, np.nextafter(end, low.astype(kind)), rounded))
+    return Tensor(
+        np.where((low < high) & (rounded >= end), np.nextafter(end, low.astype(kind)), rounded)
+    )
 
 
 def shuffle(value: Any, seed: int | None = None) -> Tensor:

@@ -535,13 +535,12 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         _check_dtypes(output, tensor)
         after: _Pairs = []
         source, target = _host(tensor).reshape(-1), _flat(output, after)
-        counts: dict[str, Any] = {}
-        if output_rows or input_rows:
-            counts["counts"] = self._elements("input", tensor, input_rows)
-            counts["out_counts"] = self._elements("output", output, output_rows)
+        # Always with counts: other ranks may give sizes where this one has equal parts.
         return self._run(
-            opts, [output], self._comm.all_to_all, source, out=target, after=after, **counts
-        )
+            opts, [output], self._comm.all_to_all, source,
+            self._elements("input", tensor, input_rows),
+            out_counts=self._elements("output", output, output_rows), out=target, after=after,
+        )  # fmt: skip
 
     alltoall_base = all_to_all_single
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +40,8 @@ class Messages:
         """The receive of each source's next notice."""
         self._ended: set[int] = set()
         """The ranks that send no more messages."""
+        self._waiting: defaultdict[int, deque[object]] = defaultdict(deque)
+        """The receives from any rank that wait, by tag: the first one gets the next message."""
 
     def send(self, x: Any, dest: int, tag: int) -> Work[None]:
         """Return the work of a send."""
@@ -56,20 +58,42 @@ class Messages:
 
     def recv_any(self, out: Any, tag: int, timeout: float) -> Work[int]:
         """Return the work of a receive from any rank; its result is the rank."""
-        source = self._noticed(tag)
-        if source is not None:
-            work = self._comm.recv(out, source, tag + 1, async_op=True, timeout=timeout)
-            return work.then(lambda: source)
+        turn, waiting = object(), self._waiting[tag]
+
+        def begin() -> tuple[int, Work[Any]] | None:
+            """Claim a message if this receive is the first with its tag, and begin to receive it."""
+            with self._lock:
+                if waiting[0] is not turn:
+                    return None
+                try:
+                    source = self._noticed(tag)
+                except BaseException:
+                    waiting.popleft()
+                    raise
+                if source is None:
+                    return None
+                waiting.popleft()
+                work = self._comm.recv(out, source, tag + 1, async_op=True, timeout=timeout)
+                return source, work
 
         def receive() -> int:
             until = time.monotonic() + timeout
-            while (found := self._noticed(tag)) is None:
+            while (begun := begin()) is None:
                 if time.monotonic() >= until:
+                    with self._lock:
+                        waiting.remove(turn)
                     raise TimeoutError(f"no rank has sent a message with this tag in {timeout:g} s")
                 time.sleep(_POLL_SECONDS)
-            self._comm.recv(out, found, tag + 1, timeout=timeout)
-            return found
+            source, work = begun
+            work.wait()
+            return source
 
+        with self._lock:
+            waiting.append(turn)
+        begun = begin()
+        if begun is not None:
+            source, work = begun
+            return work.then(lambda: source)
         task = _Receive(receive)
         return Work([task], lambda: task.source)
 
@@ -121,21 +145,23 @@ class Messages:
                 self._read_notice(source)
 
     def _noticed(self, tag: int) -> int | None:
-        """Claim a message with this tag, and return its source; None if there is none yet."""
-        with self._lock:
-            for source in self._peers:
-                while self._unclaimed[source, tag] <= 0 and source not in self._ended:
-                    if not self._next_notice(source).done():
-                        break
-                    self._read_notice(source)
-                if self._unclaimed[source, tag] > 0:
-                    self._claim(source, tag)
-                    return source
-            if len(self._ended) == len(self._peers):
-                raise PeerLostError(
-                    f"rank {self._comm.rank} receives from any rank, and all others have left the group",
-                    ranks=self._peers,
-                )
+        """Claim a message with this tag, and return its source; None if there is none yet.
+
+        The caller holds the lock.
+        """
+        for source in self._peers:
+            while self._unclaimed[source, tag] <= 0 and source not in self._ended:
+                if not self._next_notice(source).done():
+                    break
+                self._read_notice(source)
+            if self._unclaimed[source, tag] > 0:
+                self._claim(source, tag)
+                return source
+        if len(self._ended) == len(self._peers):
+            raise PeerLostError(
+                f"rank {self._comm.rank} receives from any rank, and all others have left the group",
+                ranks=self._peers,
+            )
         return None
 
 

@@ -59,7 +59,15 @@ class Checkpoint(Trackable):
                     f"Checkpoint: {name}={value!r} cannot be saved; give variables, "
                     "layers, models, optimizers, metrics, or lists and dicts of these"
                 )
+        parts = {} if root is None else children_of(root)
         for name, value in objects.items():
+            if hasattr(Checkpoint, name):
+                raise ValueError(f"Checkpoint: {name!r} is a name of its own; choose another one")
+            if name in parts and parts[name] is not value:
+                raise ValueError(
+                    f"Cannot create a Checkpoint with keyword argument {name} if root.{name} already "
+                    "exists."
+                )
             setattr(self, name, value)
 
     def _trackable_children(self) -> dict[str, Any]:

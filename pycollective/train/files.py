@@ -26,8 +26,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pycollective.array_backend import Array
 from pycollective.atomic_files import write_atomically
+from pycollective.dtypes import as_dtype
 from pycollective.errors import CheckpointError
 
 DATA_SUFFIX = ".safetensors"
@@ -107,7 +110,7 @@ def read_files(path: str) -> Contents:
             f"SHA-256 {digest}, its index says {index.digest}"
         )
     try:
-        tensors = _safetensors().load(data)
+        tensors = _loaded(data)
     except ImportError:
         raise
     except Exception as error:  # the classes of safetensors' errors differ between its versions
@@ -251,6 +254,21 @@ def _index_digest(body: Mapping[str, Any]) -> str:
 
 def _node_to_json(node: Node) -> dict[str, Any]:
     return {"children": node.children} if node.tensor is None else {"tensor": node.tensor}
+
+
+def _loaded(data: bytes) -> dict[str, Array]:
+    """Return the tensors of a data file; safetensors.numpy writes bfloat16, but does not read it."""
+    _safetensors()
+    import safetensors
+
+    deserialize: Any = safetensors.deserialize
+    kinds = {"BOOL": "bool", "BF16": "bfloat16"}
+    found = {}
+    for name, view in deserialize(data):
+        kind = kinds.get(view["dtype"]) or view["dtype"].replace("F", "float").replace("U", "uint")
+        dtype = as_dtype(kind.replace("I", "int"))
+        found[name] = np.frombuffer(view["data"], dtype).reshape(view["shape"])
+    return found
 
 
 def _safetensors() -> Any:

@@ -311,6 +311,8 @@ def _checked_state(state: Any) -> Any:
 
 def _key_counter(key: Any, counter: Any) -> Any:
     halves = to_numpy(as_tensor(counter).array).ravel().tolist()
+    if len(halves) > 2:
+        raise ValueError(f"a counter is an integer, or its lower and upper half, not {counter!r}")
     if len(halves) == 1:
         halves = [halves[0] & _MASK, halves[0] >> 64 & _MASK]
     return create_rng_state([_signed(word) for word in (*halves, index(key))])

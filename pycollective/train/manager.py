@@ -92,9 +92,15 @@ class CheckpointManager:
         """
         if checkpoint_number is not None:
             # save() adds 1 to the counter.
-            number = whole("checkpoint_number", checkpoint_number)
+            number = whole("checkpoint_number", checkpoint_number, 0, 2**63 - 1)
+            before = int(self._checkpoint.save_counter)
             self._checkpoint.save_counter.assign(number - 1)
-        return self._checkpoint._save(self._prefix, self._remove_old)
+        try:
+            return self._checkpoint._save(self._prefix, self._remove_old)
+        except BaseException:
+            if checkpoint_number is not None:
+                self._checkpoint.save_counter.assign(before)
+            raise
 
     def _remove_old(self) -> None:
         checkpoints = self.checkpoints

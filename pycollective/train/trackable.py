@@ -73,6 +73,10 @@ class Trackable:
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
+        old = self.__dict__.get(name)
+        if old is not value and isinstance(old, Variable):  # as in Keras, it is no part any more
+            for key in [key for key, variable in self._variables.items() if variable is old]:
+                del self._variables[key]
         object.__setattr__(self, name, value)
         if value.__class__ in _PLAIN and name not in self._tracked:
             return
@@ -96,7 +100,7 @@ class Trackable:
             for name in self._tracked:
                 value = attributes.get(name)
                 if id(value) not in known and is_trackable(value):
-                    children.setdefault(name, value)
+                    children[_unused(name, children)] = value
         return children
 
     def _resume_restore(self) -> None:
@@ -116,17 +120,14 @@ class Trackable:
         restored checkpoint has the value. Options are the value's ``shape`` and ``dtype``, and
         further arguments of `Variable`.
         """
-        unique, number = name, 0
-        while unique in self._variables:
-            number += 1
-            unique = f"{name}_{number}"
+        unique = _unused(name, self._variables)
         saved = None
         if self._restore is not None:
             restore, node = self._restore
             saved = restore.initial_value(node, unique, options["shape"], options["dtype"])
         variable: Variable = Variable(
             initial_value if saved is None else AggregateInitialValue(saved),
-            name=label if unique == name else f"{label}_{number}",
+            name=label + unique.removeprefix(name),
             **options,
         )
         self._variables[unique] = variable
@@ -144,7 +145,20 @@ def children_of(value: Any) -> dict[str, Any]:
         return {}
     mapping = value.__class__ is not list and isinstance(value, Mapping)
     items = value.items() if mapping else enumerate(value)
-    return {str(key): item for key, item in items if is_trackable(item)}
+    children: dict[str, Any] = {}
+    for key, item in items:
+        if is_trackable(item):  # the keys 1 and "1" have the same text
+            children[_unused(str(key), children)] = item
+    return children
+
+
+def _unused(name: str, taken: Mapping[str, Any]) -> str:
+    """Return the name, with a number if another part has it."""
+    unique, number = name, 0
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    return unique
 
 
 def parts_of(value: Any) -> Iterator[Any]:

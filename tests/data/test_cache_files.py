@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pycollective.data import Dataset
-from pycollective.errors import DataLossError
+from pycollective.errors import DataLossError, InvalidArgumentError
 
 
 def test_damaged_file_of_a_cache_raises_data_loss_error_or_has_the_same_elements(
@@ -37,3 +38,9 @@ def test_next_pass_deletes_the_unfinished_file_of_a_killed_pass(tmp_path: Path) 
     (tmp_path / "kept.0123456789abcdef.unfinished").write_bytes(b"half")
     assert [int(x) for x in Dataset.range(3).cache(tmp_path / "kept")] == [0, 1, 2]
     assert os.listdir(tmp_path) == ["kept"]
+
+
+def test_cache_of_elements_of_unknown_structure_raises_in_the_first_pass(tmp_path):
+    pairs = Dataset.from_generator(lambda: iter([(1, 2), (3, 4)])).cache(str(tmp_path / "c"))
+    with pytest.raises(InvalidArgumentError, match="the structure of the elements must be known"):
+        list(pairs)

@@ -426,3 +426,28 @@ def test_batches_without_rows_give_each_replica_an_empty_part() -> None:
     nothing = Dataset.from_tensors(np.zeros((0, 2)))
     for policy in ("AUTO", "OFF"):
         assert values(share_of_worker(under(nothing, policy), 1, 0, 2).dataset) == [[], []]
+
+
+def test_filled_hints_keep_the_elements_of_a_cache():
+    read = []
+
+    def generate():
+        read.append(1)
+        yield from range(4)
+
+    cached = Dataset.from_generator(generate, output_signature=TensorSpec((), "int64")).cache()
+    list(cached)
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.HINT
+    hinted = cached.shard(SHARD_HINT, SHARD_HINT).batch(2).with_options(options)
+    assert [x.tolist() for x in share_of_worker(hinted, 2, 0, 2).dataset.as_numpy_iterator()]
+    assert read == [1]
+
+
+def test_cache_file_of_one_worker_is_used_without_a_warning(tmp_path, caplog):
+    (tmp_path / "lines").write_text("a\nb\n")
+    lines = TextLineDataset(str(tmp_path / "lines")).cache(str(tmp_path / "c")).batch(2)
+    with caplog.at_level(logging.WARNING, "pycollective"):
+        assert len(list(share_of_worker(lines, 1, 0, 2).dataset)) == 2
+    assert not caplog.records
+    assert list(tmp_path.glob("c*"))

@@ -591,3 +591,39 @@ def test_map_that_returns_a_list_makes_a_tuple() -> None:
         lambda x: {"pair": [x, x]}
     )  # only the returned list itself becomes a tuple
     assert [element["pair"].numpy().tolist() for element in inner] == [[0, 0], [1, 1]]
+
+
+def test_padded_batch_takes_padding_values_of_any_structure():
+    rows = tf.data.Dataset.from_generator(lambda: iter([np.ones(1, "f4"), np.ones(2, "f4")]))
+    (batch,) = rows.padded_batch(2, padding_values=0.1).as_numpy_iterator()
+    assert batch.tolist() == [[1, np.float32(0.1)], [1, 1]]
+    named = tf.data.Dataset.from_tensor_slices({"a": [[1]], "b": [[1.0]]})
+    values = named.padded_batch(2, {"a": [2], "b": [3]}, {"a": 7, "b": 5.0})
+    (batch,) = values.as_numpy_iterator()
+    assert {k: v.tolist() for k, v in batch.items()} == {"a": [[1, 7]], "b": [[1, 5, 5]]}
+    nested = tf.data.Dataset.from_tensors((([1], [2]), [1.0]))
+    assert len(list(nested.padded_batch(2, padding_values=((7, 8), 5.0)))) == 1
+
+
+def test_padded_batch_of_wrong_padding_values_raises():
+    def pad(elements, value):
+        dataset = tf.data.Dataset.from_generator(lambda: iter(elements))
+        return list(dataset.padded_batch(2, padding_values=value))
+
+    with pytest.raises(TypeError, match="padding_values"):
+        pad([np.ones(1, "i4"), np.ones(2, "i4")], float("nan"))
+    with pytest.raises(TypeError, match="padding_values"):
+        pad([["a"], ["b", "c"]], 1)
+    named = tf.data.Dataset.from_tensor_slices({"a": [[1]], "b": [[1.0]]})
+    with pytest.raises(ValueError, match="structure of the elements"):
+        named.padded_batch(2, padded_shapes={"x": [2], "y": [2]})
+
+
+def test_datasets_as_elements_raise_type_errors_or_have_an_unknown_spec():
+    windows = tf.data.Dataset.range(4).window(2)
+    with pytest.raises(TypeError, match="cannot batch datasets"):
+        list(windows.batch(2))
+    with pytest.raises(TypeError, match="needs arrays, not a dataset"):
+        tf.data.Dataset.from_tensor_slices(tf.data.Dataset.range(3))
+    assert len(list(windows.window(2))) == 1
+    assert tf.data.Dataset.from_tensors(tf.data.Dataset.range(3)).element_spec is not None

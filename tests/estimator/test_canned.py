@@ -278,3 +278,16 @@ def test_wrong_labels_raise_tensorflows_errors(tmp_path, classes, labels, text):
 
     with pytest.raises(ValueError, match=text):
         estimator.train(input_fn)
+
+
+def test_weight_column_applies_its_normalizer(tmp_path):
+    weight = tf.feature_column.numeric_column("w", normalizer_fn=lambda w: w * 0.0)
+    columns = [tf.feature_column.numeric_column("x")]
+    estimator = tf.estimator.LinearRegressor(columns, str(tmp_path), weight_column=weight)
+
+    def rows():
+        features = {"x": np.arange(4.0), "w": np.ones(4)}
+        return tf.data.Dataset.from_tensor_slices((features, np.arange(4.0))).batch(4)
+
+    estimator.train(rows)
+    assert estimator.evaluate(rows)["loss"] == 0.0

@@ -509,3 +509,61 @@ def test_run_config_tells_the_task_of_tf_config(monkeypatch):
         '{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
     )
     assert (config.task_type, config.task_id, config.is_chief) == ("worker", 0, False)
+
+
+def test_training_that_failed_before_its_first_checkpoint_leaves_initial_values(tmp_path):
+    def own(features, labels, mode):
+        guess = tf.keras.layers.Dense(1, kernel_initializer="zeros")(features)
+        loss = tf.reduce_mean(tf.square(guess - labels))
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.keras.optimizers.SGD(0.1))
+
+    def batches(count, fails=False):
+        def generate():
+            for _ in range(count):
+                yield np.ones((4, 1), np.float32), np.ones((4, 1), np.float32)
+            if fails:
+                raise RuntimeError("broken")
+
+        spec = tf.TensorSpec((4, 1), "float32")
+        return lambda: tf.data.Dataset.from_generator(generate, output_signature=(spec, spec))
+
+    estimator = tf.estimator.Estimator(own, str(tmp_path))
+    with pytest.raises(RuntimeError, match="broken"):
+        estimator.train(batches(5, fails=True))
+    assert estimator.latest_checkpoint() is None
+    assert estimator.evaluate(batches(1)) == {"loss": 1.0, "global_step": 0}
+    estimator.train(batches(1))
+    assert estimator.evaluate(batches(1))["loss"] == pytest.approx(0.36)
+
+
+@pytest.mark.parametrize("name", ["loss", "global_step"])
+def test_metric_with_the_name_of_a_default_is_refused(name):
+    metric = tf.keras.metrics.Mean()
+    with pytest.raises(ValueError, match=f'Metric with name "{name}" is not allowed'):
+        tf.estimator.EstimatorSpec("eval", loss=1.0, eval_metric_ops={name: metric})
+
+
+@pytest.mark.parametrize(
+    ("make", "rates", "expected"),
+    [
+        (lambda o, rate: o.RMSPropOptimizer(rate), [0.1] * 3, [-0.1, -0.2, -0.3]),
+        (
+            lambda o, rate: o.MomentumOptimizer(rate, 0.9),
+            [0.1, 0.01, 0.001],
+            [-0.1, -0.119, -0.12171],
+        ),
+        (
+            lambda o, rate: o.MomentumOptimizer(rate, 0.9, use_nesterov=True),
+            [0.1, 0.01, 0.001],
+            [-0.19, -0.2171, -0.22054],
+        ),
+    ],
+)
+def test_old_optimizers_take_the_steps_of_tensorflow(make, rates, expected):
+    """Each gradient is 1, and the learning rate differs from step to step."""
+    present, variable, found = [0.0], tf.Variable(0.0), []
+    optimizer = make(tf.compat.v1.train, lambda: present[0])
+    for present[0] in rates:
+        optimizer._keras.apply_gradients([(tf.constant(1.0), variable)])
+        found.append(float(variable))
+    assert found == pytest.approx(expected, rel=1e-4)

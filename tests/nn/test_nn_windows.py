@@ -313,3 +313,21 @@ def test_batch_normalization_of_several_blocks_of_rows_equals_float64() -> None:
     expected = 2 * (wide - wide.mean(axis=0)) / wide.std(axis=0) + 1
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-4, atol=1e-4)
     assert float(ops.reduce_mean(y)) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: nn.conv2d(
+                numbers(1, 3, 3, 2), numbers(2, 2, 2, 2), padding=[[0, 0], [1, 1], [1, 1], [0, 0]]
+            ),
+            "padding must be",
+        ),
+        (lambda: nn.grouped_conv2d(numbers(1, 3, 3, 2), numbers(2, 2, 2, 2), 0), "groups must be"),
+        (lambda: nn.grouped_conv2d(numbers(1, 3, 3, 2), numbers(2, 2, 2), 2), r"\(2, 2, 2\)"),
+    ],
+)
+def test_convolution_of_wrong_padding_or_groups_raises(call: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        call()

@@ -130,3 +130,18 @@ def test_gradient_of_mish_for_large_numbers_is_one(dtype):
     np.testing.assert_allclose(
         tape.gradient(y, x).numpy(), 1, rtol=1e-6 if dtype == np.float32 else 1e-15
     )
+
+
+def test_l2_loss_of_halves_does_not_overflow_before_it_is_halved():
+    assert float(nn.l2_loss(tf.fill([100], tf.constant(30.0, "float16")))) == 44992.0
+
+
+def test_dropout_sets_infinities_to_zero():
+    x = tf.constant([np.inf] * 64)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = nn.dropout(x, 0.5, seed=1)
+    gradient = tape.gradient(y, x, tf.constant([np.inf] * 64)).numpy()
+    for found in (y.numpy(), gradient):
+        assert set(found.tolist()) == {0.0, np.inf}
+    assert set(nn.dropout(tf.ones(4, "float16"), 0.99999, seed=3).numpy().tolist()) <= {0.0, np.inf}

@@ -122,3 +122,8 @@ def test_printing_function_is_called_for_each_row():
 
     assert len(list(tf.data.Dataset.from_tensor_slices([1, 2, 3]).map(show))) == 3
     assert stream.getvalue() == "1\n2\n3\n"
+
+
+def test_numpy_function_takes_python_types_as_dtypes():
+    assert tf.numpy_function(lambda a: a, [np.float32([1])], float).dtype == np.float32
+    assert tf.numpy_function(lambda: np.int32(1), [], int).dtype == np.int32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import numpy as np
@@ -186,3 +187,47 @@ def test_matmul_in_float32_and_its_gradients_equal_those_in_float64(sizes, order
     for found, exact in zip(tape.gradient(y, tensors, g), expected, strict=True):
         assert found.shape == exact.shape
         np.testing.assert_allclose(found.numpy(), exact, rtol=1e-4, atol=1e-3)
+
+
+def test_gradient_of_a_scalar_in_an_l2_loss_and_a_product():
+    v = tf.Variable(2.0)
+    with tf.GradientTape() as tape:
+        y = v * 3.0 + 0.2 * nn.l2_loss(v) + v * v
+    assert float(tape.gradient(y, v)) == pytest.approx(3.0 + 0.4 + 4.0)
+
+
+@pytest.mark.parametrize("index", [True, np.True_])
+def test_gradient_of_an_index_that_is_a_bool(index):
+    x = tf.ones(3)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x[index] * 2.0
+    assert tape.gradient(y, x).numpy().tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "dtype"),
+    [
+        (nn.silu, 3000.0, "float16"),
+        (nn.silu, 300.0, "bfloat16"),
+        (lambda x: nn.gelu(x, True), 1e3, "float16"),
+        (lambda x: nn.gelu(x, True), 1e3, "bfloat16"),
+    ],
+)
+def test_gradient_of_a_large_half_through_an_activation_is_one(function, value, dtype):
+    x = tf.constant([value], dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    assert float(tape.gradient(y, x)[0]) == 1.0
+
+
+def test_custom_gradient_takes_a_partial():
+    def times(factor, x):
+        return x * factor, lambda dy: dy * factor
+
+    x = tf.constant(2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.custom_gradient(functools.partial(times, 3.0))(x)
+    assert (float(y), float(tape.gradient(y, x))) == (6.0, 3.0)

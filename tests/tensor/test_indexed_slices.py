@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pycollective as tf
+from pycollective.tensor.indexed_slices import concatenated_slices
 
 
 def test_rows_of_equal_indices_add_up():
@@ -27,3 +28,14 @@ def test_wrong_arguments_raise_value_error():
     for wrong in ([], [2], [2, 3], [2, 1, 1]):
         with pytest.raises(ValueError, match="does not fit rows of shape"):
             tf.IndexedSlices([[1.0]], [0], wrong)
+
+
+def test_concatenated_slices_keep_the_dense_shape_of_any_part():
+    without, five, seven = (
+        tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([0]), shape)
+        for shape in (None, (5, 1), (7, 1))
+    )
+    assert concatenated_slices([without, five]).dense_shape == (5, 1)
+    assert concatenated_slices([five, without]).dense_shape == (5, 1)
+    with pytest.raises(ValueError, match="must be alike"):
+        concatenated_slices([without, five, seven])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import pickle
 
@@ -486,3 +487,45 @@ def test_an_array_in_another_byte_order_becomes_a_tensor_of_this_machine():
         assert x.dtype == np.float32 and x.dtype.isnative
         assert np.array_equal((x + x).numpy(), 2 * np.arange(count, dtype=np.float32))
         assert float(tf.reduce_max(x)) == count - 1
+
+
+@pytest.mark.parametrize("parts", [2, np.int64(2), tf.constant(2)], ids=repr)
+def test_split_takes_the_number_of_parts_of_any_integer_type(parts):
+    assert [part.shape for part in tf.split(tf.ones(4), parts)] == [(2,), (2,)]
+
+
+def test_range_of_floats_ends_below_the_limit_and_keeps_float64():
+    np.testing.assert_allclose(tf.range(0.0, 0.3, 0.1).numpy(), [0, 0.1, 0.2], rtol=1e-6)
+    assert tf.range(0, 1, 0.1, dtype="float64").numpy()[1] == 0.1
+    assert tf.range(1.0, 0.0, -0.25).numpy().tolist() == [1.0, 0.75, 0.5, 0.25]
+    assert tf.range(2.0, 1.0).shape == (0,)
+
+
+def test_constant_copies_a_buffer():
+    numbers = array.array("f", [1, 2])
+    value, viewed = tf.constant(numbers), tf.constant(memoryview(numbers))
+    numbers[0] = 9
+    assert value.numpy().tolist() == viewed.numpy().tolist() == [1, 2]
+
+
+def test_comparison_of_shapes_that_do_not_broadcast_is_false():
+    two, three = tf.constant([1, 2]), tf.constant([1, 2, 3])
+    assert not bool(two.__eq__(three))
+    assert bool(two != three)
+    assert tf.Variable([1.0, 2.0]) not in [tf.Variable([1.0, 2.0, 3.0])]
+    with pytest.raises(ValueError, match="broadcast"):
+        tf.equal(two, three)
+
+
+def test_negative_seeds_give_numbers_that_can_be_repeated():
+    found = []
+    for _ in range(2):
+        tf.random.set_seed(-1)
+        found.append([tf.random.uniform([3], seed=-3).numpy(), tf.random.uniform([3]).numpy()])
+    np.testing.assert_array_equal(found[0], found[1])
+    tf.random.set_seed(None)
+
+
+def test_uniform_with_bounds_in_reverse_order_is_between_them():
+    numbers = tf.random.uniform([99], 1.0, 0.0).numpy()
+    assert len(set(numbers.tolist())) > 50 and numbers.min() >= 0 and numbers.max() <= 1

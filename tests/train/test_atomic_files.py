@@ -150,3 +150,23 @@ def test_locked_is_free_again_although_a_forked_child_lives(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_pipe_is_written_and_not_replaced(tmp_path):
+    pipe, received = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    write_atomically(str(pipe), b"data")
+    reader.join(20)
+    assert received == [b"data"]
+    assert pipe.is_fifo()
+
+
+def test_link_stays_and_its_target_is_replaced(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_atomically(str(link), b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"

@@ -451,3 +451,84 @@ def test_metrics_can_be_saved(tmp_path):
     other = keras.metrics.Mean()
     train.Checkpoint(mean=other).restore(path).assert_consumed()
     assert float(other.result()) == 3
+
+
+class Scaled(keras.layers.Layer):
+    """A layer whose part has the name of a variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = keras.layers.Dense(1)
+        self.number = self.add_weight(name="scale", shape=(), initializer="ones")
+
+    def call(self, x):
+        return self.scale(x) * self.number
+
+
+def test_part_with_the_name_of_a_variable_is_trained_and_saved(tmp_path):
+    layer, other = Scaled(), Scaled()
+    for each in (layer, other):
+        each(np.ones((1, 2), np.float32))
+    assert [v.shape for v in layer.trainable_variables] == [(), (2, 1), (1,)]
+    path = train.Checkpoint(layer=layer).save(tmp_path / "c")
+    train.Checkpoint(layer=other).restore(path).assert_consumed()
+    for a, b in zip(layer.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_variable_that_replaces_one_of_a_layer_is_trained():
+    layer = keras.layers.Dense(1, use_bias=False)
+    layer(np.ones((1, 2), np.float32))
+    layer.kernel = Variable(np.zeros((2, 1), np.float32))
+    assert [id(v) for v in layer.trainable_variables] == [id(layer.kernel)]
+
+
+def test_keys_with_the_same_text_are_saved_both(tmp_path):
+    a, b = Variable(1.0), Variable(2.0)
+    checkpoint = train.Checkpoint(d={1: a, "1": b})
+    path = checkpoint.save(tmp_path / "c")
+    a.assign(8.0)
+    b.assign(9.0)
+    checkpoint.restore(path)
+    assert (float(a), float(b)) == (1.0, 2.0)
+
+
+def test_bfloat16_variable_is_restored(tmp_path):
+    values = np.array([1.0, -0.5]).astype(pytest.importorskip("ml_dtypes").bfloat16)
+    v = Variable(values)
+    checkpoint = train.Checkpoint(v=v)
+    path = checkpoint.save(tmp_path / "c")
+    v.assign(np.zeros_like(values))
+    checkpoint.restore(path).assert_consumed()
+    np.testing.assert_array_equal(v.numpy(), values)
+
+
+def test_checkpoint_with_a_name_that_exists_already_raises():
+    root = train.Checkpoint(layer=Variable(1.0))
+    with pytest.raises(ValueError, match="if root.layer already exists"):
+        train.Checkpoint(root=root, layer=Variable(2.0))
+    train.Checkpoint(root=root, layer=root.layer)
+    for name in ("save", "save_counter", "restore"):
+        with pytest.raises(ValueError, match="is a name of its own"):
+            train.Checkpoint(**{name: Variable(1.0)})
+
+
+def test_manager_takes_large_numbers_and_keeps_its_counter_after_an_error(tmp_path, monkeypatch):
+    manager = train.CheckpointManager(train.Checkpoint(v=Variable(1.0)), str(tmp_path), 2)
+    assert manager.save(3_000_000_000).endswith("ckpt-3000000000")
+    with pytest.raises(ValueError, match="checkpoint_number"):
+        manager.save(-3)
+
+    def fail(*args):
+        raise OSError("full")
+
+    monkeypatch.setattr(manager._checkpoint, "_save", fail)
+    with pytest.raises(OSError, match="full"):
+        manager.save(5_000_000_000)
+    monkeypatch.undo()
+    assert manager.save().endswith("ckpt-3000000001")
+
+
+def test_counter_of_three_words_raises():
+    with pytest.raises(ValueError, match="a counter is an integer"):
+        train.generator.Generator.from_key_counter(7, [1, 2, 3], "philox")

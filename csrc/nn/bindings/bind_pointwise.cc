@@ -233,8 +233,9 @@ void extremum_gradient(const Array& x, const Array& top, const Array& g, Array& 
 // not support the types or the number of axes.
 bool copy(const Array& source, Array& target) {
   const int axes = static_cast<int>(target.ndim());
-  if (!source.dtype().is(target.dtype()) || target.dtype().kind() == 'O' ||
-      axes > nn::Strided::kMostAxes) {
+  constexpr std::uint64_t kHasObject = 1;  // NumPy's NPY_ITEM_REFCOUNT, also of structured dtypes
+  const bool has_object = (static_cast<std::uint64_t>(target.dtype().flags()) & kHasObject) != 0;
+  if (!source.dtype().is(target.dtype()) || has_object || axes > nn::Strided::kMostAxes) {
     return false;
   }
   if (source.ndim() != axes || !std::equal(source.shape(), source.shape() + axes, target.shape())) {

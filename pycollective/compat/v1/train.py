@@ -102,6 +102,29 @@ class Optimizer:
         return self._keras.minimize(loss, recording.variables if var_list is None else var_list)
 
 
+class _Momentum(optimizers.SGD):
+    """``a = momentum a + g``, ``w -= learning_rate a``: unlike Keras's, the sum has no rates in it."""
+
+    def update_step(
+        self, parameter: Any, gradient: Any, slots: Any, learning_rate: float, step: int
+    ) -> None:
+        """Update one parameter in place."""
+        total = slots.get("velocity")
+        if total is None:
+            total = gradient
+        else:
+            total *= self.momentum
+            total += gradient
+        parameter -= learning_rate * (gradient + self.momentum * total if self.nesterov else total)
+
+
+class _RMSprop(optimizers.RMSprop):
+    """The mean of squares begins with ones, unlike Keras's."""
+
+    def _slot_start(self, name: str) -> float:
+        return 1.0 if name == "velocity" else 0.0
+
+
 class GradientDescentOptimizer(Optimizer):
     """Steps along the gradient."""
 
@@ -123,7 +146,7 @@ class MomentumOptimizer(Optimizer):
         use_nesterov: bool = False,
     ) -> None:
         rate = _rate(learning_rate)
-        super().__init__(optimizers.SGD(rate, momentum, use_nesterov, name=name))
+        super().__init__(_Momentum(rate, momentum, use_nesterov, name=name))
 
 
 class AdagradOptimizer(Optimizer):
@@ -169,7 +192,7 @@ class RMSPropOptimizer(Optimizer):
         name: str = "RMSProp",
     ) -> None:
         rate = _rate(learning_rate)
-        super().__init__(optimizers.RMSprop(rate, decay, momentum, epsilon, centered, name=name))
+        super().__init__(_RMSprop(rate, decay, momentum, epsilon, centered, name=name))
 
 
 class FtrlOptimizer(Optimizer):

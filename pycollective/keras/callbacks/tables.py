@@ -66,6 +66,9 @@ class CSVLogger(Callback):
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._close()
 
+    def abandon(self, error: BaseException) -> None:
+        self._close()
+
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()

@@ -124,6 +124,9 @@ class TensorBoard(Callback):
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._close()
 
+    def abandon(self, error: BaseException) -> None:
+        self._close()
+
     def _close(self) -> None:
         for file in self._files.values():
             file.close()

@@ -259,7 +259,10 @@ def _read_npz(path: Path) -> tuple[Images, Images]:
             missing = [name for name in _NPZ_NAMES if name not in archive.files]
             if missing:
                 raise _damaged(path, f"lacks the arrays {', '.join(missing)}")
-            x_train, y_train, x_test, y_test = (archive[name] for name in _NPZ_NAMES)
+            arrays = [archive[name] for name in _NPZ_NAMES]
+            if not all(isinstance(array, np.ndarray) for array in arrays):
+                raise ValueError("a member is no array")
+            x_train, y_train, x_test, y_test = arrays
     except DataError:
         raise
     except _NPZ_ERRORS as error:

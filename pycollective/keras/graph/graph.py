@@ -88,9 +88,11 @@ class Graph:
         ``name``, if the structure or a shape does not fit.
         """
         if self._plan is None:
-            self._plan = _Plan(self)
+            plan = _Plan(self)
             single = len(self.inputs) == 1 and isinstance(self.result_structure, KerasTensor)
-            self._run = OnGpu(self._plan.run, self.layers) if single else self._plan.run
+            self._run = OnGpu(plan.run, self.layers) if single else plan.run
+            # Last, because replicas that find a plan call `_run`.
+            self._plan = plan
         if inputs.__class__ is Tensor and self.input_structure.__class__ is KerasTensor:
             return self._run(_fitted(name, 0, self.input_structure, inputs))
         try:

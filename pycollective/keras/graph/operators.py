@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective import math as math  # its functions accept symbolic tensors
 from pycollective import nest
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.graph.symbols import (
@@ -24,7 +25,7 @@ from pycollective.keras.graph.symbols import (
 )
 from pycollective.keras.registration import public
 from pycollective.tensor import Tensor, as_tensor, ops
-from pycollective.tensor.symbolic import FUNCTIONS, recorders
+from pycollective.tensor.symbolic import FUNCTIONS, accepts_symbols, recorders
 
 _operation = functools.partial(public, MODULE, registered=True)
 
@@ -45,7 +46,7 @@ class Operation:
         shape = self.result_shape(*values)
         dtype = np.result_type(*[value.dtype for value in values if isinstance(value, KerasTensor)])
         # Constant arrays get the tensors' dtype, as Python numbers do.
-        values = tuple(v.astype(dtype) if isinstance(v, np.ndarray) else v for v in values)
+        values = tuple(_constant(v, dtype) if isinstance(v, np.ndarray) else v for v in values)
         output = KerasTensor(shape, self.result_dtype(dtype))
         Node(self, values, {}, output)
         return output
@@ -92,6 +93,15 @@ class Operation:
 
     def __repr__(self) -> str:
         return f"<Operation {type(self).__name__} name={self.name}>"
+
+
+def _constant(value: Any, dtype: np.dtype[Any]) -> Any:
+    if not np.can_cast(value.dtype, dtype, "same_kind"):
+        raise TypeError(
+            f"an array of dtype {value.dtype} cannot become a tensor of dtype {dtype} without loss; "
+            "use cast()"
+        )
+    return value.astype(dtype)
 
 
 class _Binary(Operation):
@@ -288,10 +298,20 @@ class FunctionCall(Operation):
             lengths = zip(first.array.shape, second.array.shape, strict=True)
             return KerasTensor([a if a == b else None for a, b in lengths], first.dtype)
 
-        return nest.map_structure(symbol, results(2), results(3))
+        try:
+            both = results(2), results(3)
+        except ValueError:
+            # A reshape may need a length with more divisors.
+            both = results(60), results(120)
+        return nest.map_structure(symbol, *both)
 
     def get_config(self) -> dict[str, Any]:
         return {"name": self.name, "function": self.function}
 
+
+# Files name functions that the program may not have used yet.
+for _function in (getattr(ops, _name) for _name in ops.__all__):
+    if callable(_function):
+        accepts_symbols(_function)
 
 recorders.append(lambda name, args, kwargs: FunctionCall(name)(*args, **kwargs))

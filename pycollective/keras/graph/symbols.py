@@ -11,7 +11,7 @@ from pycollective import nest
 from pycollective.dtypes import as_dtype_or_string
 from pycollective.keras.backend import unique_name
 from pycollective.keras.registration import class_named
-from pycollective.tensor.symbolic import SymbolError
+from pycollective.tensor.symbolic import SymbolError, recorders
 
 Shape = tuple[int | None, ...]
 #: The module that Keras's files name for operations.
@@ -136,6 +136,17 @@ class KerasTensor:
     __mod__, __rmod__ = _operators("Mod")
     __pow__, __rpow__ = _operators("Power")
     __matmul__, __rmatmul__ = _operators("Matmul")
+
+    def __ne__(self, other: object) -> Any:
+        return True if other is None else recorders[0]("not_equal", (self, other), {})
+
+    def __eq__(self, other: object) -> Any:
+        # Two symbolic tensors are compared by identity, as in Keras 3, so that lists can be searched.
+        if other is None or isinstance(other, KerasTensor):
+            return self is other
+        return recorders[0]("equal", (self, other), {})
+
+    __hash__ = object.__hash__
 
     def __neg__(self) -> Any:
         return _operation("Negative")(self)

@@ -42,7 +42,30 @@ def _same_dtype(layers: Sequence[Layer]) -> bool:
     return all(layer.compute_dtype == dtype for layer in layers)
 
 
-class ConvReluPool:
+class _Fused:
+    """Base of the fused steps: the layers run one after the other once they cannot be fused."""
+
+    layers: list[Layer]
+    of: Any
+    _changes = -1
+    _fits = True
+
+    def _still_fits(self) -> bool:
+        """Return True if the layers can be fused; find out again after a change of an attribute."""
+        changes = sum([layer._changes for layer in self.layers])
+        if changes != self._changes:
+            found = type(self).of(self.layers)
+            self._fits = found is not None and found[1] == len(self.layers)
+            self._changes = changes
+        return self._fits
+
+    def _separately(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs
+
+
+class ConvReluPool(_Fused):
     """`Conv2D` with relu (an activation or a separate layer), followed by `MaxPooling2D`."""
 
     def __init__(self, layers: Sequence[Layer], conv: Conv2D, pool: MaxPooling2D) -> None:
@@ -77,6 +100,8 @@ class ConvReluPool:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the pooled images."""
+        if not self._still_fits():
+            return self._separately(inputs)
         conv, pool = self._conv, self._pool
         if not conv.built:
             conv.ensure_built(inputs.shape)
@@ -97,7 +122,7 @@ class ConvReluPool:
         )
 
 
-class WithRelu:
+class WithRelu(_Fused):
     """`BatchNormalization` or `Add`, followed by relu."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -120,6 +145,8 @@ class WithRelu:
 
     def __call__(self, inputs: Any) -> Tensor:
         """Return ``max(outputs, 0)`` of the layer's outputs."""
+        if not self._still_fits():
+            return self._separately(inputs)
         outputs: Tensor = self._layer(inputs, activation="relu")
         return outputs
 

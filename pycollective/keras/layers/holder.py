@@ -61,7 +61,7 @@ class Holder(Trackable):
         found: dict[int, tuple[Variable, bool]] = {}
         for layer, variables in self._walk():
             for variable in shards_of(variables):
-                trained = variable.trainable and layer._trainable
+                trained = variable.trainable and layer._trainable and self._trainable
                 found.setdefault(id(variable), (variable, trained))
         return list(found.values())
 
@@ -230,7 +230,7 @@ class Holder(Trackable):
         for layer, _ in self._walk():
             if Holder._any_added_loss:
                 found += layer._added_losses.__dict__.get("values", ())
-            if layer._trainable and layer._regularized:
+            if self._trainable and layer._trainable and layer._regularized:
                 found += [penalty(v) for penalty, v in layer._regularized if v.trainable]
         return found
 

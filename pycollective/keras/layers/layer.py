@@ -117,6 +117,9 @@ class Layer(Described, Holder):
     _untracked = frozenset({"_regularized", "_output_shape", "_built_shapes", "inbound_nodes"})
     #: True if `call` has a parameter ``training``.
     _takes_training = False
+    #: The default of this parameter, and its position after the inputs; -1: it has none.
+    _training_default: Any = None
+    _training_position = -1
     #: True if the class overrides `build`, which must run before the first `call`.
     _has_build = False
     #: True if floating-point inputs are converted to the layer's dtype.
@@ -136,7 +139,15 @@ class Layer(Described, Holder):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._takes_training = "training" in inspect.signature(cls.call).parameters
+        parameters = inspect.signature(cls.call).parameters
+        cls._takes_training = "training" in parameters
+        if cls._takes_training:
+            default = parameters["training"].default
+            cls._training_default = None if default is inspect.Parameter.empty else default
+            # Without ``self`` and the inputs: the position of ``training`` among the other arguments.
+            kind = parameters["training"].kind
+            by_position = kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+            cls._training_position = list(parameters).index("training") - 2 if by_position else -1
         if "build" in cls.__dict__ and not cls.__dict__.get("_build_calls", False):
             cls._has_build = True
             names = tuple(inspect.signature(cls.build).parameters)[1:]
@@ -240,7 +251,8 @@ class Layer(Described, Holder):
 
     def add_weight(
         self,
-        name: Any = None,
+        name_or_shape: Any = None,
+        /,
         shape: Any = (),
         dtype: Any = None,
         initializer: Any = None,
@@ -249,6 +261,7 @@ class Layer(Described, Holder):
         trainable: bool = True,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
+        name: Any = None,
     ) -> Variable:
         """Make a variable of this layer.
 
@@ -275,8 +288,10 @@ class Layer(Described, Holder):
         -----
         Positional arguments may also be in Keras 3's order: shape, initializer, dtype.
         """
-        if isinstance(name, (list, tuple)):
-            name, shape, given = None, name, shape
+        if not isinstance(name_or_shape, (list, tuple)):
+            name = name_or_shape if name is None else name
+        else:
+            shape, given = name_or_shape, shape
             initializer = initializer if given == () else given
         sizes = tuple(int(n) for n in shape)
         variable_dtype = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
@@ -412,6 +427,14 @@ class Layer(Described, Holder):
         """
         if inputs is _MISSING:
             inputs = self._first_of(kwargs)
+        if args and 0 <= self._training_position < len(args):
+            if training is not None:
+                raise TypeError(f"layer {self._name!r} got training twice, by position and by name")
+            at = self._training_position
+            if len(args) > at + 1:
+                names = list(inspect.signature(self.call).parameters)[at + 2 :]
+                kwargs = {**dict(zip(names, args[at + 1 :], strict=False)), **kwargs}
+            training, args = args[at], args[:at]
         if inputs.__class__ is not Tensor or inputs.array.dtype is not self._dtype:
             if has_symbols(inputs):
                 return record(self, (inputs, *args), kwargs, training)
@@ -438,8 +461,8 @@ class Layer(Described, Holder):
         if reads_as is not inside:
             thread_state.reads_as = inside
         if training is None:
-            training = outside
-        elif training is not outside:
+            training = self._training_default if outside is None else outside
+        if training is not outside:
             calls.training = training
         try:
             if training is not None and self._takes_training:
@@ -462,7 +485,7 @@ class Layer(Described, Holder):
         """Convert inputs to tensors, floating-point ones to the layer's dtype."""
         if not nest.is_nested(inputs):
             return self._to_input(inputs)
-        if isinstance(inputs, (list, tuple)) and not any(_is_array_like(item) for item in inputs):
+        if isinstance(inputs, (list, tuple)) and not _holds_arrays(inputs):
             return self._to_input(inputs)
         if self.takes_one_tensor:
             raise self._incompatible(shapes_of(inputs), "one tensor")
@@ -640,6 +663,13 @@ def _built_once(build: Callable[..., None]) -> Callable[..., None]:
 
 def _is_array_like(value: Any) -> bool:
     return hasattr(value, "shape") or hasattr(value, "__tensor__")
+
+
+def _holds_arrays(inputs: Any) -> bool:
+    """Return True if a list is a nest of arrays, not a list of numbers."""
+    return any(map(_is_array_like, inputs)) or any(
+        _is_array_like(leaf) and not isinstance(leaf, np.generic) for leaf in nest.flatten(inputs)
+    )
 
 
 class SameShape(Layer):

@@ -170,6 +170,8 @@ class BatchNormalization(_Normalization):
             )
         if swapped:
             outputs = ops.transpose(outputs, order)
+        if dtype.kind not in "fV":
+            dtype = self._dtype
         return outputs if outputs.dtype == dtype else ops.cast(outputs, dtype)
 
     def _by_batch(self, inputs: Tensor, activation: str | None) -> Tensor:
@@ -280,4 +282,6 @@ class LayerNormalization(_Normalization):
             raise self._incompatible(
                 shape, f"axes {self.axis} of input shape to have values {self._lengths}"
             )
+        if inputs.dtype.kind not in "fV":
+            inputs = ops.cast(inputs, self._dtype)
         return nn.layer_normalization(inputs, self.gamma, self.beta, self.axis, self.epsilon)

@@ -79,6 +79,8 @@ class AveragePooling2D(_Pooling):
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, out height, out width, channels]``."""
         self._check_extent(inputs.array.shape, *self.pool_size, self.padding)
+        if inputs.dtype.kind not in "fV":
+            inputs = ops.cast(inputs, self._dtype)
         return nn.avg_pool2d(inputs, self.pool_size, self.strides, self.padding.upper())
 
 
@@ -115,6 +117,8 @@ class GlobalAveragePooling2D(_GlobalPooling):
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, channels]``, or ``[n, 1, 1, channels]`` with ``keepdims``."""
         self._check_pixels(inputs.array.shape)
+        if inputs.dtype.kind not in "fV":
+            inputs = ops.cast(inputs, self._dtype)
         return ops.reduce_mean(inputs, axis=[1, 2], keepdims=self.keepdims)
 
 

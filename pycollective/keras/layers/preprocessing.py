@@ -89,6 +89,7 @@ class Normalization(SameShape):
         self.input_mean = None if mean is None else np.asarray(mean)
         self.input_variance = None if variance is None else np.asarray(variance)
         self.invert = bool(invert)
+        self._rank = 0
         self._kept: tuple[int, ...] = ()
         self._lengths: tuple[int, ...] = ()
         self._adapted: list[Variable] = []
@@ -109,9 +110,10 @@ class Normalization(SameShape):
     def build(self, input_shape: Any) -> None:
         """Make ``mean``, ``variance`` and ``count``, unless the mean and variance are given."""
         self._lengths = self._lengths_of(input_shape)
-        self._kept = tuple(sorted(axis % len(input_shape) for axis in self.axis))
+        self._rank = len(input_shape)
+        self._kept = tuple(sorted(axis % self._rank for axis in self.axis))
         for name, value in (("mean", self.input_mean), ("variance", self.input_variance)):
-            if value is not None and self._spread(value, len(input_shape)) is None:
+            if value is not None and self._spread(value) is None:
                 raise self._incompatible(
                     tuple(input_shape), f"axes {self.axis} for {name} of shape {value.shape}"
                 )
@@ -165,9 +167,9 @@ class Normalization(SameShape):
         for variable, value in zip(self._adapted, (mean, squares / count), strict=False):
             variable.assign(value)
 
-    def _spread(self, value: Array, rank: int) -> Array | None:
+    def _spread(self, value: Array) -> Array | None:
         """Return a given mean or variance, broadcast to the lengths of ``axis``; None if impossible."""
-        whole = [1] * rank
+        whole = [1] * self._rank
         for axis, length in zip(self._kept, self._lengths, strict=True):
             whole[axis] = length
         for shape in (self._lengths, tuple(whole)):
@@ -177,12 +179,14 @@ class Normalization(SameShape):
 
     def _statistics(self, inputs: Tensor) -> list[Tensor]:
         """Return mean and standard deviation in shapes that broadcast against the inputs."""
-        shape = [n if i in self._kept else 1 for i, n in enumerate(inputs.shape)]
+        # The inputs may have another number of axes than those that the layer was built for.
+        kept = {axis % inputs.ndim for axis in self.axis}
+        shape = [n if i in kept else 1 for i, n in enumerate(inputs.shape)]
         if self.input_mean is None:
             values = [ops.cast(variable, self._dtype) for variable in self._adapted[:2]]
         else:
             values = [
-                Tensor(asarray(self._spread(value, inputs.ndim), self._dtype, like=inputs.array))
+                Tensor(asarray(self._spread(value), self._dtype, like=inputs.array))
                 for value in (self.input_mean, self.input_variance)
                 if value is not None
             ]

@@ -30,7 +30,7 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
         layer.ensure_built(needed)
     elif layer._built_shapes not in (None, map_shapes(without_batch, needed)) and _is_known(needed):
         # The layer was built for other shapes, and only a call checks that these fit too.
-        _called_on_zeros(layer, args, kwargs)
+        _called_on_zeros(layer, args, kwargs, 1)
     has_one_argument = len(args) == 1 and not symbols_in(kwargs)
     if (
         layer.knows_output_shape()
@@ -46,10 +46,7 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
                 graph.result_structure,
             )
     else:
-        outputs = nest.map_structure(
-            lambda value: KerasTensor((None, *value.shape[1:]), value.dtype),
-            _called_on_zeros(layer, args, kwargs),
-        )
+        outputs = _outputs_of(layer, args, kwargs)
     layer._output_shape = nest.map_structure(lambda tensor: tensor.shape, outputs)
     Node(layer, args, kwargs, outputs)
     return outputs
@@ -74,10 +71,34 @@ def _symbols_of(layer: Any, inputs: Any, shapes: Any) -> Any:
     return KerasTensor(shapes, dtype)
 
 
-def _called_on_zeros(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the outputs for zeros in place of the symbolic tensors; lengths of None become 1."""
+#: The two lengths in place of an unknown one; those of Keras.
+_LENGTHS = 83, 89
+
+
+def _outputs_of(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return symbolic outputs; a length is unknown if it differs between two unknown lengths."""
+
+    def symbol(first: Tensor, second: Tensor) -> KerasTensor:
+        pairs = list(zip(first.shape, second.shape, strict=True))
+        return KerasTensor(
+            [None if i == 0 or a != b else a for i, (a, b) in enumerate(pairs)], first.dtype
+        )
+
+    if all(None not in tensor.shape[1:] for tensor in symbols_in((args, kwargs))):
+        found = _called_on_zeros(layer, args, kwargs, 1)
+        return nest.map_structure(symbol, found, found)
+    both = [_called_on_zeros(layer, args, kwargs, length) for length in _LENGTHS]
+    return nest.map_structure(symbol, *both)
+
+
+def _called_on_zeros(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], length: int) -> Any:
+    """Return the outputs for zeros in place of the symbolic tensors.
+
+    The batch has one example; other unknown lengths become ``length``.
+    """
 
     def zeros(tensor: KerasTensor) -> Tensor:
-        return Tensor(np.zeros([1 if n is None else n for n in tensor.shape], tensor.dtype))
+        known = [(length if i else 1) if n is None else n for i, n in enumerate(tensor.shape)]
+        return Tensor(np.zeros(known, tensor.dtype))
 
     return layer._called_dry(*map_symbols(zeros, args), **map_symbols(zeros, kwargs))

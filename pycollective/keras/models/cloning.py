@@ -9,7 +9,7 @@ from pycollective.keras.graph.graph import Graph
 from pycollective.keras.graph.symbols import KerasTensor, leaves_of, map_symbols
 from pycollective.keras.layers import Input, InputLayer, Layer
 from pycollective.keras.metrics import Metric
-from pycollective.keras.models.model import Model
+from pycollective.keras.models.model import Functional, Model
 from pycollective.keras.models.sequential import Sequential
 from pycollective.keras.optimizers import Optimizer
 
@@ -75,7 +75,7 @@ def _clone(
             layers[:0] = leaves_of(input_tensors)
         elif model._input_layer is not None:
             layers.insert(0, _input_like(model._input_layer))
-        return Sequential(layers, name=model.name)
+        return Sequential(layers, trainable=model.trainable, name=model.name)
     graph = model._graph
     if graph is None:
         if any(given is not None for given in (clone_function, call_function, input_tensors)):
@@ -144,7 +144,14 @@ def _cloned_graph(
             results = call_function(layer, *args, **kwargs)
         symbols.update(zip(map(id, node.output_tensors), leaves_of(results), strict=True))
     outputs = map_symbols(copy_of, graph.output_structure)
-    return type(model)(map_symbols(copy_of, graph.input_structure), outputs, name=model.name)
+    # A subclass's constructor makes its own graph.
+    kind = type(model) if type(model).__init__ is Model.__init__ else Functional
+    return kind(
+        map_symbols(copy_of, graph.input_structure),
+        outputs,
+        name=model.name,
+        trainable=model.trainable,
+    )
 
 
 def _input_like(layer: InputLayer) -> KerasTensor:

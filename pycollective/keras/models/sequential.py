@@ -142,6 +142,7 @@ class Sequential(Model):
         if input_shape is None or not is_shape(input_shape):
             return
         shape = tuple(input_shape)
+        before = self._input_layer, self._input_shape, self._input_dtype
         self._input_shape = (None, *shape[1:])
         declared = self._input_layer
         self._input_dtype = self._dtype_of_input() if declared is None else declared.compute_dtype
@@ -151,8 +152,13 @@ class Sequential(Model):
         if self._input_layer is None:
             self._input_layer = InputLayer(batch_shape=self._input_shape, dtype=self._input_dtype)
         first = tensor = self._input_layer.output
-        for layer in self._stack:
-            tensor = layer(tensor)
+        try:
+            for layer in self._stack:
+                tensor = layer(tensor)
+        except BaseException:
+            # Another shape may fit, and must not meet the input of this one.
+            self._input_layer, self._input_shape, self._input_dtype = before
+            raise
         self._output_shape = nest.map_structure(lambda t: (None, *t.shape[1:]), tensor)
         self._graph = Graph(first, tensor)
 
@@ -233,8 +239,10 @@ class Sequential(Model):
             assert self._input_shape is not None
             inputs = as_declared(inputs, self._input_shape, self._input_dtype)
         if self._steps is None:
-            self._steps = with_replays(steps_of(self._stack))
-            self._run = OnGpu(partial(_output_of, self._steps), self._stack)
+            steps = with_replays(steps_of(self._stack))
+            self._run = OnGpu(partial(_output_of, steps), self._stack)
+            # Last, because replicas that find steps call `_run`.
+            self._steps = steps
         if inputs.__class__ is Tensor and inputs.array.__class__ is not np.ndarray:
             return self._run(inputs)
         return _output_of(self._steps, inputs)

@@ -28,6 +28,16 @@ def clipped(
     return gradients
 
 
+def divided(gradient: Array, divisor: Any) -> Array:
+    """Return a gradient divided by a number, which may exceed the largest float16."""
+    quotient: Array
+    if gradient.dtype.itemsize >= 4:
+        quotient = gradient / gradient.dtype.type(divisor)
+    else:  # in float16 a divisor above 65504 would be infinite, and every gradient 0
+        quotient = (gradient.astype(np.float32) / np.float32(divisor)).astype(gradient.dtype)
+    return quotient
+
+
 def _sum_of_squares(gradient: Array) -> Any:
     """Return the sum of the squares: a number, or an array on the gradient's device."""
     flat = gradient.reshape(-1)

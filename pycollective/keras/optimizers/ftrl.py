@@ -100,6 +100,8 @@ class Ftrl(Optimizer):
         step: int,
     ) -> None:
         """Update one parameter in place."""
+        if not learning_rate:
+            return  # the limit of ever smaller steps; the formula would divide by zero
         squares, linear = slots["accumulator"], slots["linear"]
         power, l1 = -self.learning_rate_power, self.l1_regularization_strength
         l2 = self.l2_regularization_strength + self.beta / (2 * learning_rate)

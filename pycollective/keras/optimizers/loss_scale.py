@@ -11,6 +11,7 @@ import numpy as np
 
 from pycollective.array_backend import Array, asarray, beside, on_host
 from pycollective.keras import configs
+from pycollective.keras.optimizers.clipping import divided
 from pycollective.keras.optimizers.copies import with_arrays
 from pycollective.keras.optimizers.named import deserialize
 from pycollective.keras.optimizers.optimizer import Optimizer
@@ -140,7 +141,7 @@ class LossScaleOptimizer(Optimizer):
         scale = float(self.dynamic_scale)
         finite = [np.isfinite(gradient).all() for gradient in gradients]
         if functools.reduce(operator.and_, finite):
-            unscaled = [gradient / gradient.dtype.type(scale) for gradient in gradients]
+            unscaled = [divided(gradient, scale) for gradient in gradients]
             self.inner_optimizer._step(unscaled, variables)
             count = int(self.step_counter) + 1
             if count >= self.dynamic_growth_steps:

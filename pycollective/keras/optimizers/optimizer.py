@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array, scatter_add
+from pycollective.array_backend import Array, on_host, scatter_add
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.server_store import OPTIMIZERS
 from pycollective.dtypes import is_differentiable
 from pycollective.keras.optimizers.accumulation import this_thread
-from pycollective.keras.optimizers.clipping import clipped
+from pycollective.keras.optimizers.clipping import clipped, divided
 from pycollective.keras.optimizers.copies import (
     adder,
     constrain,
@@ -193,13 +193,14 @@ class Optimizer(OptimizerState):
                     "`tf.distribute.Strategy.run` to enter replica context."
                 )
         pairs = list(grads_and_vars)
+        sparse: list[tuple[IndexedSlices, Variable]] = []
         if self._updates_rows() and context is None and this_thread.sums is None:
             pairs, sparse = _split(pairs)
-            if sparse:
+            if sparse and all(gradient is None for gradient, _ in pairs):
+                self._warn_of_missing(tuple(variable.name for _, variable in pairs))
                 self._step_rows(sparse)
-                if not pairs:
-                    with_arrays([self._iterations], count_one)
-                    return self._iterations
+                with_arrays([self._iterations], count_one)
+                return self._iterations
         sums = this_thread.sums
         if sums is not None:
             totals = sums.add(self, pairs)
@@ -209,6 +210,8 @@ class Optimizer(OptimizerState):
         gradients = self._as_before(pairs, strategy)
         if gradients is None:
             gradients, pairs = self._checked(pairs, strategy)
+        if sparse:  # after the checks, so that an error changes no variable
+            self._step_rows(sparse)
         variables = [variable for _, variable in pairs]
         if context is not None and extended is not None:
             aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
@@ -241,6 +244,17 @@ class Optimizer(OptimizerState):
 
     def _step_rows(self, pairs: list[tuple[IndexedSlices, Variable]]) -> None:
         """Make a step for variables with `IndexedSlices` as gradients; change only their rows."""
+        for slices, variable in pairs:
+            rows = slices.indices.array
+            if (
+                on_host(rows)
+                and rows.size
+                and not 0 <= rows.min() <= rows.max() < variable.shape[0]
+            ):
+                raise ValueError(
+                    f"{self.name}: an index of the gradient is outside the {variable.shape[0]} rows of "
+                    f"variable {variable.name!r}"
+                )
         self.build([variable for _, variable in pairs])
         learning_rate, step = self._rate_of_step(), int(self._iterations) + 1
         names = self.slot_names()
@@ -282,7 +296,7 @@ class Optimizer(OptimizerState):
         if False in [id(variable) in self._slots for variable in variables]:
             self.build(variables)
         if self.loss_scale_factor is not None:
-            gradients = [g / g.dtype.type(self.loss_scale_factor) for g in gradients]
+            gradients = [divided(g, self.loss_scale_factor) for g in gradients]
         steps = self.gradient_accumulation_steps
         if not steps:
             self._update(gradients, variables)
@@ -430,13 +444,7 @@ class Optimizer(OptimizerState):
                     f"{', '.join(missing)}. The loss does not depend on them, or it was not computed "
                     "inside the GradientTape"
                 )
-            if missing not in self._warned:
-                self._warned.add(missing)
-                warnings.warn(
-                    f"Gradients do not exist for variables {list(missing)} when minimizing the "
-                    "loss; they do not change",
-                    stacklevel=4,
-                )
+            self._warn_of_missing(missing)
         if not pairs:
             raise ValueError("No gradients provided for any variable: apply_gradients got no pairs")
         gradients: list[Array] = []
@@ -461,6 +469,16 @@ class Optimizer(OptimizerState):
         rows = zip(variables, gradients, strict=True)
         self._before = strategy, [(variable, g.shape, g.dtype) for variable, g in rows]
         return gradients, pairs
+
+    def _warn_of_missing(self, missing: tuple[str, ...]) -> None:
+        """Warn once that variables have no gradient."""
+        if missing and missing not in self._warned:
+            self._warned.add(missing)
+            warnings.warn(
+                f"Gradients do not exist for variables {list(missing)} when minimizing the "
+                "loss; they do not change",
+                stacklevel=5,
+            )
 
     def _as_before(
         self, pairs: list[tuple[Any, Variable]], strategy: AnyStrategy | None

@@ -83,10 +83,11 @@ def unpack(path: str) -> Parts:
 def _unpacked(path: str, file: BinaryIO) -> Parts:
     with zipfile.ZipFile(file) as archive:
         _check_names(path, archive)
-        config = _read(path, archive, _CONFIG, _LARGEST_CONFIG)
+        left = max(_LARGEST_CONFIG, _MOST_EXPANSION * os.fstat(file.fileno()).st_size)
+        config = _read(path, archive, _CONFIG, left)
+        left -= len(config)
         if _METADATA in archive.namelist():
             _read(path, archive, _METADATA, _LARGEST_METADATA)
-        left = max(_LARGEST_CONFIG, _MOST_EXPANSION * os.fstat(file.fileno()).st_size)
         weights = _read(path, archive, _WEIGHTS, left)
         left -= len(weights)
         assets = {}

@@ -22,6 +22,11 @@ def write_assets(model: Layer) -> dict[str, bytes]:
                 os.makedirs(folder, exist_ok=True)
                 save(folder)
         files = sorted(file for file in Path(root).rglob("*") if file.is_file())
+        for file in files:
+            if set(":\\") & set(str(file.relative_to(root))):
+                raise ValueError(
+                    f"the asset {file.name!r} cannot be stored: its name has a colon or a backslash"
+                )
         return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
 
 

@@ -21,6 +21,7 @@ from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues
 from pycollective.keras.backend import floatx
+from pycollective.keras.losses.loss import broadcast_weights
 from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from pycollective.keras.utils.experimental import DatasetCreator
 from pycollective.keras.utils.py_dataset import PyDataset
@@ -357,7 +358,7 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
     others = max(class_weight, default=-1) + 1
     table = np.ones(others + 1, floatx())
     for number, weight in class_weight.items():
-        table[number] = weight
+        table[int(number)] = weight  # a bool would be a mask
 
     def weighted(data: Any) -> Any:
         x, y, sample_weight = unpack_x_y_sample_weight(data)
@@ -373,9 +374,12 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
         weights = Tensor(asarray(table, like=labels)[labels])
         if sample_weight is not None:
             given = as_tensor(sample_weight, like=weights)
-            weights = (
-                given if given.dtype == weights.dtype else ops.cast(given, floatx())
-            ) * weights
+            if given.dtype != weights.dtype:
+                given = ops.cast(given, floatx())
+            if given.ndim > weights.ndim and given.shape[-1] != 1:
+                weights = given * broadcast_weights(weights, given)
+            else:
+                weights = weights * broadcast_weights(given, weights)
         return x, y, weights
 
     return weighted

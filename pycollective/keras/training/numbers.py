@@ -90,7 +90,7 @@ def numbers_of(name: str, results: Any) -> dict[str, Any]:
 def _number(parts: list[Tensor]) -> Any:
     """Return the sum as a float, or as an array if it has several elements."""
     total: Array = sum(np.asarray(part.numpy()) for part in parts)  # type: ignore[assignment]
-    return float(total) if total.size == 1 else total
+    return float(total.item()) if total.size == 1 else total
 
 
 class LossWatch:

@@ -22,8 +22,11 @@ class Steps:
     def __init__(
         self, batches: Any, limit: int | None, argument: str, resumes: bool = False
     ) -> None:
-        if limit is not None and (isinstance(limit, bool) or limit < 1):
-            raise ValueError(f"`{argument}` must be a positive integer, got {limit!r}")
+        if limit is not None:
+            whole_number = not isinstance(limit, bool) and limit >= 1 and int(limit) == limit
+            if not whole_number:
+                raise ValueError(f"`{argument}` must be a positive integer, got {limit!r}")
+            limit = int(limit)
         count = batches.cardinality
         size = int(count() if callable(count) else count)
         if limit is None and size == INFINITE_CARDINALITY:
@@ -34,6 +37,7 @@ class Steps:
             )
         self._batches = batches
         self._limit = limit
+        self._ends = limit == size
         self._argument = argument
         self._resumes = resumes and limit is not None and limit != size
         self._iterator: Iterator[Any] | None = None
@@ -70,3 +74,5 @@ class Steps:
                 return
         if self._resumes:
             self._iterator = iterator
+        elif self._ends:
+            next(iterator, None)  # the input learns that the epoch ends: `PyDataset.on_epoch_end`

@@ -641,7 +641,7 @@ def _validation_parts(data: Any) -> tuple[Any, Any, Any]:
 
 def _needed(steps: int | None, times: int) -> int | None:
     """Return the number of batches that ``times`` epochs of ``steps`` steps need; None: all."""
-    return None if steps is None else max(steps, 0) * times
+    return None if steps is None else max(int(steps), 0) * times
 
 
 def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:

@@ -241,6 +241,13 @@ def _pictures(folder: str, follow_links: bool) -> list[str]:
 
 
 def _targets(numbers: Array, label_mode: str | None, classes: int) -> Array | None:
+    if label_mode == "categorical" and len(numbers):
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f'`label_mode="categorical"` needs labels from 0 to {classes - 1}, for {classes} '
+                f"different ones. Received labels from {low} to {high}"
+            )
     if label_mode == "categorical":
         return np.eye(classes, dtype=np.float32)[numbers]
     if label_mode == "binary":
@@ -288,6 +295,9 @@ class _Reader:
         pillow = _pillow()
         try:
             with pillow.open(path) as file:
+                if file.mode.startswith("I;16"):
+                    # `convert` would clip 16 bits at 255.
+                    file = pillow.fromarray((np.asarray(file) >> 8).astype(np.uint8))
                 picture = np.asarray(file.convert(self._mode))
         except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
             raise DataError(f"the image {path!r} cannot be read: {error}") from error

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..tensor import Operators, Tensor
 from . import arrays, elementwise, joining, reductions
+from ._define import operands
 from .arrays import *  # noqa: F403
 from .elementwise import *  # noqa: F403
 from .joining import *  # noqa: F403
@@ -20,11 +23,21 @@ __all__ += reductions.__all__
 
 def _equal(x: Any, y: Any) -> Any:
     # None equals no tensor, and needs no conversion.
-    return False if y is None else elementwise.equal(x, y)
+    return False if y is None else _compared(x, y, elementwise.equal, False)
 
 
 def _not_equal(x: Any, y: Any) -> Any:
-    return True if y is None else elementwise.not_equal(x, y)
+    return True if y is None else _compared(x, y, elementwise.not_equal, True)
+
+
+def _compared(x: Any, y: Any, compare: Any, otherwise: bool) -> Tensor:
+    first, second = operands(x, y)
+    try:
+        np.broadcast_shapes(first.array.shape, second.array.shape)
+    except ValueError:  # as in TensorFlow, such tensors are not equal
+        return Tensor(np.asarray(otherwise))
+    result: Tensor = compare(first, second)
+    return result
 
 
 def _install() -> None:

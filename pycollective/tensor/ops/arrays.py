@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import operator
 from math import prod
 from typing import Any
@@ -87,7 +88,9 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
             )
         else:
             array = array.reshape(target)
-    return Tensor(copy(array) if is_array(value) or shape is not None else array)
+    # NumPy copies numbers and lists; tensors do not change; other objects share their memory.
+    fresh = isinstance(value, (bool, int, float, list, tuple, np.generic, Tensor))
+    return Tensor(array if fresh and shape is None else copy(array))
 
 
 def convert_to_tensor(
@@ -161,10 +164,20 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> T
     if dtype is None:
         floats = [t.dtype for t in ends if t.dtype.kind in "fV"]
         dtype = np.result_type(*(floats or [t.dtype for t in ends]))
-    numbers = [t.array.item() for t in ends]
+    kind = as_dtype(dtype)
+    # A Python number is not rounded to float32 first.
+    numbers = [
+        item if isinstance(item, (int, float)) else t.array.item()
+        for item, t in zip((start, limit, delta), ends, strict=True)
+    ]
     if not numbers[2]:
         raise ValueError("range: delta must not be 0")
-    return Tensor(np.arange(*numbers).astype(as_dtype(dtype)))
+    if kind.kind not in "fV":
+        return Tensor(np.arange(*numbers).astype(kind))
+    # As in TensorFlow, the length is computed in the dtype: range(0.0, 0.3, 0.1) has 3 numbers.
+    first, last, step = map(kind.type, numbers)
+    count = max(math.ceil((last - first) / step), 0)
+    return Tensor((float(first) + float(step) * np.arange(count)).astype(kind))
 
 
 def one_hot(

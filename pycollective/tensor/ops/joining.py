@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -114,6 +115,8 @@ def split(value: Any, num_or_size_splits: Any, axis: Any = 0) -> list[Tensor]:
     x = as_tensor(value)
     (place,) = axes_of(axis, x.ndim, "split")
     length = x.shape[place]
+    if not isinstance(num_or_size_splits, (int, list, tuple)) and not np.ndim(num_or_size_splits):
+        num_or_size_splits = operator.index(num_or_size_splits)  # a NumPy integer, or a tensor
     if isinstance(num_or_size_splits, int):
         if num_or_size_splits < 1 or length % num_or_size_splits:
             raise ValueError(
@@ -138,6 +141,8 @@ def _index_of(item: Any, like: Array) -> Any:
     if isinstance(item, slice):
         parts = (item.start, item.stop, item.step)
         return slice(*(None if p is None else p.__index__() for p in parts))
+    if isinstance(item, (bool, np.bool_)):
+        return asarray(np.asarray(item), like=like)  # a mask, of which NumPy returns a copy
     if item is None or item is Ellipsis or isinstance(item, (int, np.generic)):
         return item
     return asarray(as_tensor(item).array, like=like)
