@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective import algorithms
+from pycollective import _core, algorithms
 from pycollective.algorithms import copy, input, output
 from pycollective.distribute import ReduceOp
 
@@ -299,3 +299,47 @@ def test_help_shows_signature_and_documentation(name, function):
     assert f"{name.rpartition('.')[2]}(" in text
     parameters = [p for p in inspect.signature(function).parameters if p != "self"]
     assert all(parameter in text for parameter in parameters)
+
+
+def test_out_whose_array_is_a_copy_is_refused():
+    class Copied:
+        def __init__(self):
+            self.values = np.zeros(3)
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array(self.values)
+
+    class Own(Copied):
+        def __array__(self, dtype=None, copy=None):
+            return self.values
+
+    (comm,) = pc.local_group(1)
+    with pytest.raises(TypeError, match="out must be an array, not Copied"):
+        comm.all_reduce(np.ones(3), out=Copied())
+    own = Own()
+    comm.all_reduce(np.ones(3), out=own)
+    assert own.values.tolist() == [1, 1, 1]
+
+
+def test_recv_with_out_and_a_shape_or_dtype_raises():
+    (comm,) = pc.local_group(1)
+    for given in ({"shape": (99,)}, {"dtype": "i4"}):
+        comm.send(np.ones(3), 0)
+        with pytest.raises(TypeError, match="recv needs out, or shape and dtype"):
+            comm.recv(np.zeros(3), 0, **given)
+        comm.recv(np.zeros(3), 0)
+
+
+def test_minloc_of_nothing_and_neighbours_of_bytes():
+    (comm,) = pc.local_group(1)
+    assert comm.minloc([], []).indices.shape == (0,)
+    assert comm.cart([1], True).neighbor_all_to_all(b"ab").tolist() == [98, 97]
+
+
+@pytest.mark.parametrize("name", ["leave", "close", "calls", "address", "title"])
+@pytest.mark.parametrize("rank", [-5, 10**6])
+def test_group_of_the_core_refuses_a_rank_that_it_does_not_have(name, rank):
+    with pytest.raises(ValueError, match="is not among the 2 ranks"):
+        getattr(_core.ThreadGroup(2), name)(rank)
+    with pytest.raises(TypeError):
+        _core.Communicator(None, 0)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -350,3 +351,59 @@ print("ends", flush=True)
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
+
+
+def test_communicator_deleted_while_a_thread_waits_ends():
+    for _ in range(10):
+        a, _b = local_group(2, timeout=60)
+        waiting = a.all_reduce(np.ones(5), async_op=True)
+
+        def wait(waiting=waiting):
+            with contextlib.suppress(pc.AbortedError):
+                waiting.wait()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(0.06)  # the progress thread sleeps without a limit after 20 ms
+        box = [a]
+        del a
+        deleting = threading.Thread(target=box.clear)
+        deleting.start()
+        deleting.join(10)
+        assert not deleting.is_alive()
+        waiter.join(10)
+
+
+def test_process_ends_while_a_daemon_thread_waits_for_a_work(tmp_path):
+    script = """
+import threading, time
+import numpy as np
+import pycollective as pc
+comms = pc.local_group(2, timeout=60)
+work = comms[0].all_reduce(np.ones(5), async_op=True)
+threading.Thread(target=work.wait, daemon=True).start()
+time.sleep(0.2)
+print("ends", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done
+
+
+def test_wait_releases_the_arrays_of_the_call(on_ranks):
+    def work(c):
+        x = np.ones(100_000)
+        alive = weakref.ref(x)
+        c.all_reduce(x, async_op=True).wait()
+        del x
+        gc.collect()
+        return alive() is None
+
+    assert on_ranks(local_group(2, timeout=30), work) == [True, True]

@@ -429,3 +429,14 @@ def test_schedule_of_several_hosts_is_shown_and_drawn():
         algorithms.rounds("ring")
     with pytest.raises(TypeError, match="an algorithm is a name from"):
         algorithms.show(3, 4)
+
+
+@pytest.mark.parametrize("given", [(1 << 30,), (1, (1 << 31) - 1)])
+def test_schedule_with_too_many_chunks_raises(given):
+    @algorithms.algorithm(*given)
+    def written(rank, size):
+        if rank:
+            yield algorithms.send(0, algorithms.input[0])
+
+    with pytest.raises(ValueError, match="at most"):
+        written.verify(3)

@@ -538,3 +538,10 @@ def test_a_ring_among_10_000_ranks_fits_into_1_gib(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert 0.7 < float(done.stdout) < 1
+
+
+@pytest.mark.parametrize("ranks_per_host", [0, -1])
+@pytest.mark.parametrize("preset", [Cluster.ethernet_10g, Cluster.infiniband_nvlink])
+def test_preset_without_ranks_on_a_host_raises(preset, ranks_per_host):
+    with pytest.raises(ValueError, match="at least 1 rank per host"):
+        preset(4, ranks_per_host)

@@ -8,6 +8,7 @@ import http.server
 import struct
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -428,3 +429,11 @@ def test_digits_without_scikit_learn_name_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[demo\]'"):
         digits.load_data()
+
+
+def test_npz_with_a_damaged_member_raises_data_error(tmp_path):
+    with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive:
+        for name in ("x_train", "y_train", "x_test", "y_test"):
+            archive.writestr(f"{name}.npy", b"garbage")
+    with pytest.raises(DataError, match="corrupt"):
+        mnist.load_data(tmp_path / "m.npz")

@@ -786,3 +786,13 @@ def test_average_loss_bad_arguments_raise(two):
         with pytest.raises(RuntimeError, match="scale_regularization_loss` in cross replica"):
             tf.nn.scale_regularization_loss([1.0])
         assert float(tf.nn.compute_average_loss([1.0], global_batch_size=2)) == 0.5
+
+
+def test_length_of_a_dataset_from_a_function_counts_the_steps_that_are_made():
+    strategy = mirrored(2)
+    for drop, steps in ((True, 1), (False, 2)):
+        dataset = strategy.distribute_datasets_from_function(
+            lambda context, drop=drop: Dataset.range(6).batch(2, drop_remainder=drop)
+        )
+        assert len(dataset) == len(list(dataset)), drop
+        assert steps in (1, 2)

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import threading
+import time
 
 import hangs
 import numpy as np
@@ -909,3 +910,8 @@ def test_program_that_makes_all_servers_runs_the_tasks_as_threads(has_ports):
         coordinator.schedule(add)
     coordinator.join()
     assert float(total) == 10
+
+
+def test_initial_value_of_a_function_in_c():
+    with servers().scope():
+        assert tf.Variable(time.time).shape == ()

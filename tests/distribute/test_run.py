@@ -620,3 +620,61 @@ assert list(strategy.run(threads).values) == [{max(1, _core.usable_cores() // 2)
         check=True,
         timeout=120,
     )
+
+
+def test_error_of_a_merge_function_reaches_every_replica(two):
+    failed = []
+
+    def fails_once(strategy, value):
+        if not failed:
+            failed.append(1)
+            raise ValueError("once")
+        return value
+
+    def replica():
+        for turn in range(2):
+            try:
+                value = constant(10 * turn + replica_id())
+                return turn, d.get_replica_context().merge_call(fails_once, (value,))
+            except ValueError:
+                pass
+
+    turn, values = two.run(replica)
+    assert turn == 1
+    assert [int(value) for value in values.values] == [10, 11]
+
+
+def test_mean_of_bools_along_an_axis(two):
+    values = PerReplica([np.array([True, False]), np.array([True, True])])
+    assert float(two.reduce("MEAN", values, axis=0)) == 0.75
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.all_reduce("SUM" if replica_id() else "MEAN", constant([1])),
+        lambda c: c.all_gather(constant([[1.0]]), replica_id()),
+        lambda c: c.all_reduce(
+            "SUM" if replica_id() else "MEAN",
+            pc.IndexedSlices(constant([[1.0]]), constant([0])),
+        ),
+    ],
+)
+def test_different_arguments_of_the_replicas_raise(two, call):
+    with pytest.raises((pc.MismatchError, RuntimeError)):
+        two.run(lambda: call(d.get_replica_context()))
+
+
+def test_infinite_timeout_waits_without_a_limit(two):
+    two.extended.timeout = float("inf")
+
+    def replica():
+        time.sleep(0.1 * (1 - replica_id()))
+        return d.get_replica_context().merge_call(lambda strategy: 1)
+
+    assert two.run(replica) == 1
+
+
+def test_wrong_replication_mode_raises():
+    with pytest.raises(TypeError, match="InputReplicationMode"):
+        d.InputOptions(experimental_replication_mode="PER_REPLICA")

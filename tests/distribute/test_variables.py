@@ -617,3 +617,48 @@ def test_update_inplace_for_one_replica_changes_its_component(two):
     on_read = variable(two, [1.0], "SUM", synchronization=ON_READ)
     two.run(lambda: on_read.update_inplace(add_one))
     assert on_read.numpy().tolist() == [4.0]
+
+
+def test_assignment_of_a_variable_to_itself_keeps_the_copies_equal(two):
+    with two.scope():
+        v = tf.Variable([1.0, 2.0])
+    v.assign_add(v)
+    assert [c.numpy().tolist() for c in v.values] == [[2.0, 4.0]] * 2
+
+
+def test_mean_of_halves_does_not_overflow(two):
+    with two.scope():
+        v = tf.Variable(
+            np.float16(40000),
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+    assert v.numpy() == 40000
+    assert v.value().dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda: mirrored(2),
+        lambda: d.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+        lambda: d.OneDeviceStrategy("cpu:0"),
+    ],
+)
+def test_per_worker_variable_elsewhere_is_an_ordinary_one_and_is_copied(strategy):
+    with strategy().scope():
+        v = tf.Variable(1.0, per_worker_variable=True)
+        copied = copy.deepcopy(v)
+    copied.assign(2.0)
+    assert (float(v), float(copied)) == (1.0, 2.0)
+
+
+def test_object_that_creates_once_can_be_copied():
+    class Owner:
+        pass
+
+    owner = Owner()
+    with d.created_once(owner):
+        pass
+    with d.created_once(copy.deepcopy(owner)):
+        pass

@@ -125,3 +125,17 @@ def test_fit_resumes_from_its_backup_after_a_worker_was_killed(tmp_path, alone):
         return here["weights"](model)
 
     np.testing.assert_allclose(said[0]["weights"], alone(train), rtol=1e-9, atol=1e-9)
+
+
+def test_equivalence_of_several_workers_is_verified(tmp_path):
+    body = """
+strategy = strategy_of()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+x = np.random.default_rng(0).normal(size=(8, 4)).astype("f4")
+report = tf.distribute.verify_equivalence(model, x)
+say(replicas=report.replicas, ok=report.ok)
+"""
+    tasks = [("worker", index) for index in range(2)]
+    for said in ended(start(tmp_path, tasks, body, replicas=2)).said:
+        assert said == {"replicas": 4, "ok": True}

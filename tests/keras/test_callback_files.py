@@ -371,3 +371,16 @@ def test_terminate_on_nan_raise_error_raises():
         np.errstate(over="ignore"),
     ):
         model.fit(ONES, ONES, verbose=0, callbacks=[stop])
+
+
+def test_error_of_fit_closes_the_files_of_callbacks(tmp_path):
+    class Fails(callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise RuntimeError("stop")
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    table = callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    with pytest.raises(RuntimeError, match="stop"):
+        model.fit(X, X[:, :1], callbacks=[table, Fails()], verbose=0)
+    assert table._file is None

@@ -417,3 +417,25 @@ def test_plot_model_draws_with_graphviz(tmp_path, monkeypatch):
     assert "dpi=50" in (tmp_path / "m.png").read_text()
     with pytest.raises(ValueError, match="Graphviz cannot draw.*bad"):
         keras.utils.plot_model(branched(), tmp_path / "m.pdf")
+
+
+def test_image_dataset_keeps_the_brightness_of_16_bit_images(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    pillow.fromarray(np.full((4, 4), 30000, np.uint16)).save(tmp_path / "a" / "1.png")
+    images = keras.utils.image_dataset_from_directory(
+        str(tmp_path), image_size=(4, 4), labels=None, shuffle=False, verbose=False
+    )
+    assert next(iter(images)).numpy().max() == 117.0
+
+
+@pytest.mark.parametrize("labels", [[-1, 0], [0, 2]])
+def test_image_dataset_categorical_labels_beyond_the_classes_raise(tmp_path, labels):
+    pillow = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    for name in ("1", "2"):
+        pillow.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "a" / f"{name}.png")
+    with pytest.raises(ValueError, match="needs labels from 0 to 1"):
+        keras.utils.image_dataset_from_directory(
+            str(tmp_path), labels=labels, label_mode="categorical", shuffle=False, verbose=False
+        )

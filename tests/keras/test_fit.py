@@ -501,3 +501,48 @@ def test_fit_default_step_does_not_synchronize_for_metrics(monkeypatch):
         assert found[1][name] == values
     # The results of a step are summed over the replicas.
     np.testing.assert_allclose(found[1]["twice"], 2 * np.array(found[1]["mae"]), rtol=1e-6)
+
+
+def test_class_weights_of_bools_and_beside_weights_of_examples():
+    from pycollective.keras.training.inputs import weighted_by_class
+
+    x, y = np.zeros((4, 2), "f4"), np.array([0, 1, 1, 0])
+    assert weighted_by_class({False: 1.0, True: 5.0})((x, y))[2].numpy().tolist() == [1, 5, 5, 1]
+    columns = weighted_by_class({0: 1.0, 1: 5.0})((x, y, np.ones((4, 1), "f4")))[2]
+    assert columns.numpy().ravel().tolist() == [1, 5, 5, 1]
+    several = np.array([[[0], [1]], [[0], [1]]])
+    weights = weighted_by_class({0: 1.0, 1: 1.0})((x[:2], several, np.array([1.0, 0.0], "f4")))[2]
+    assert weights.numpy().tolist() == [[1, 1], [0, 0]]
+
+
+def test_end_of_an_epoch_reaches_the_dataset_also_with_given_steps():
+    class Counted(keras.utils.PyDataset):
+        ends = 0
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return np.ones((4, 2), "f4"), np.ones((4, 1), "f4")
+
+        def on_epoch_end(self):
+            Counted.ends += 1
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(Counted(), epochs=4, steps_per_epoch=3, verbose=0)
+    assert Counted.ends == 4
+
+
+def test_log_of_one_element_is_a_number():
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+        def train_step(self, data):
+            return {"loss": np.ones((1,), np.float32)}
+
+    model = Own()
+    model.compile("sgd", "mse")
+    ones = np.ones((4, 2), "f4")
+    assert model.fit(ones, ones, verbose=0).history == {"loss": [1.0]}

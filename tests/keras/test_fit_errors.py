@@ -248,3 +248,9 @@ def test_fit_without_trainable_weights_warns():
     model.trainable = False
     with pytest.warns(UserWarning, match="does not have any trainable weights"):
         assert model.fit(ONES, ONES, verbose=0).history == {"loss": [1.0]}
+
+
+def test_fit_fractional_number_of_steps_raises_before_the_first_step():
+    with pytest.raises(ValueError, match="`steps_per_epoch` must be a positive integer, got 3.125"):
+        fitted(steps_per_epoch=100 / 32)()
+    fitted(steps_per_epoch=1.0, batch_size=5)()

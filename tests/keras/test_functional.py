@@ -1,11 +1,17 @@
 """Models made of symbolic tensors: calls, graphs, nested models and refused graphs."""
 
+import os
+import subprocess
+import sys
+import threading
+import time
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from fitting import mirrored
 
+import pycollective as tf
 from pycollective import keras
 from pycollective.keras import layers
 from pycollective.keras.layers.fusion import ConvReluPool
@@ -509,3 +515,83 @@ def test_model_with_nested_inputs_takes_a_dict_by_name():
     np.testing.assert_array_equal(model(given).numpy(), 9 * ones)
     with pytest.raises(ValueError, match="there is no 'b' among"):
         model({"a": ones, "c": ones})
+
+
+def test_saved_function_calls_are_loaded_in_a_new_process(tmp_path):
+    inputs = keras.Input((3,))
+    keras.Model(inputs, tf.reduce_mean(inputs, axis=-1)).save(tmp_path / "m.keras")
+    script = """
+import numpy as np
+from pycollective import keras
+print(keras.models.load_model("m.keras")(np.array([[1.0, 2.0, 6.0]])).numpy().tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "[3.0]\n", done.stderr
+
+
+def test_comparison_of_a_symbol_with_a_number_is_recorded():
+    tokens = layers.Input((3,), dtype="int32")
+    mask = tf.cast(tokens != 0, "float32")
+    model = keras.Model(tokens, [mask, tf.cast(tokens == 2, "float32")])
+    found = model(np.array([[1, 2, 0]]))
+    assert [part.numpy().tolist() for part in found] == [[[1, 1, 0]], [[0, 1, 0]]]
+    assert None not in [tokens]
+    assert tokens in [mask, tokens]
+
+
+def test_first_call_by_several_replicas_runs_the_whole_plan(monkeypatch):
+    def slow(run, parts):
+        time.sleep(0.05)
+        return run
+
+    monkeypatch.setattr("pycollective.keras.graph.graph.OnGpu", slow)
+    inputs = keras.Input((3,))
+    model, errors = keras.Model(inputs, layers.Flatten()(inputs)), []
+
+    def call():
+        try:
+            model(np.ones((2, 3), np.float32))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join(20)
+    assert not errors
+
+
+def test_frozen_models_and_what_is_added_to_them_do_not_train():
+    def dense():
+        return layers.Dense(1)
+
+    frozen = keras.Sequential([layers.Input((3,)), dense()], trainable=False)
+    assert frozen.trainable_weights == []
+    inputs = keras.Input((3,))
+    assert keras.Model(inputs, dense()(inputs), trainable=False).trainable_weights == []
+    frozen.add(dense())
+    assert frozen.trainable_weights == []
+    frozen.layers[0].trainable = True
+    assert frozen.trainable_weights == []
+    assert not keras.models.clone_model(frozen).trainable
+    frozen.trainable = True
+    assert len(frozen.trainable_weights) == 4
+
+
+def test_integer_symbol_with_a_float_array_raises():
+    with pytest.raises(TypeError, match="without loss"):
+        layers.Input((3,), dtype="int32") * np.array([0.5])
+
+
+def test_reshape_of_unknown_lengths_is_recorded():
+    assert tf.reshape(layers.Input((9,)), (-1, 3, 3)).shape == (None, 3, 3)

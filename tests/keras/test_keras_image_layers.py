@@ -330,3 +330,57 @@ def test_bilinear_upsampling_of_integers_is_that_of_floats():
     found = layer(images)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found.numpy(), layer(images.astype(np.float32)).numpy())
+
+
+class Convolved(layers.Layer):
+    def __init__(self, padding):
+        super().__init__()
+        self.convolution = layers.Conv2D(4, 3, padding=padding)
+
+    def call(self, x):
+        return self.convolution(x)
+
+
+def test_symbolic_call_with_unknown_lengths_has_unknown_lengths():
+    assert Convolved("valid")(layers.Input((None, None, 3))).shape == (None, None, None, 4)
+    pooled = layers.MaxPooling2D()(Convolved("same")(layers.Input((None, None, 3))))
+    assert pooled.shape == (None, None, None, 4)
+
+
+def test_layers_of_integers_compute_in_floats():
+    numbers = np.array([[50, 175], [150, 25]], np.uint8)
+    images = numbers.reshape(1, 2, 1, 2)
+    for make, given in (
+        (lambda: layers.BatchNormalization(), numbers),
+        (lambda: layers.LayerNormalization(), numbers),
+        (lambda: layers.GlobalAveragePooling2D(), images),
+        (lambda: layers.AveragePooling2D((2, 1)), images),
+    ):
+        layer = make()
+        for training in (True, False):
+            found, expected = (
+                layer(x, training=training).numpy() for x in (given, given.astype(np.float32))
+            )
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_fused_layers_follow_later_changes():
+    model = keras.Sequential(
+        [
+            layers.Input((4, 4, 1)),
+            layers.Conv2D(1, 1, activation="relu", kernel_initializer="ones"),
+            layers.MaxPooling2D(),
+        ]
+    )
+    negative = -np.ones((1, 4, 4, 1), np.float32)
+    assert model(negative).numpy().ravel().tolist() == [0] * 4
+    model.layers[0].activation = keras.activations.linear
+    assert model(negative).numpy().ravel().tolist() == [-1] * 4
+
+
+def test_normalization_keeps_its_axis_for_inputs_of_another_rank():
+    layer = layers.Normalization()
+    layer.adapt(np.array([[0.0, 10, 20, 30], [2, 14, 28, 40]]))
+    found = layer(np.tile(np.array([0.0, 10, 20, 30], np.float32), (1, 4, 1))).numpy()
+    np.testing.assert_allclose(found, -np.ones((1, 4, 4)), rtol=1e-5)

@@ -9,7 +9,7 @@ import pytest
 from pycollective import distribute, keras
 from pycollective.keras import optimizers
 from pycollective.keras.optimizers import schedules
-from pycollective.tensor import GradientTape, Variable, as_tensor, ops
+from pycollective.tensor import GradientTape, IndexedSlices, Variable, as_tensor, ops
 
 RNG = np.random.default_rng(3)
 GRADIENTS = [[RNG.standard_normal((3, 2)), RNG.standard_normal(5)] for _ in range(6)]
@@ -472,3 +472,44 @@ def test_steps_by_rows_equal_those_by_arrays(make):
         found.append((table.numpy(), weight.numpy()))
     for rows, arrays in zip(*found, strict=True):
         np.testing.assert_allclose(rows, arrays, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optimizers.LossScaleOptimizer(optimizers.SGD(1.0), initial_scale=2.0**17),
+        lambda: optimizers.SGD(1.0, loss_scale_factor=2.0**17),
+    ],
+)
+def test_scale_beyond_float16_keeps_the_gradients(make):
+    v = Variable(np.zeros((), np.float16))
+    make().apply_gradients([(np.asarray(13107, np.float16), v)])
+    assert v.numpy() == np.float16(-0.1)
+
+
+def test_step_with_rows_beside_a_variable_without_gradient():
+    rows = IndexedSlices(as_tensor(np.ones((1, 2), "f4")), as_tensor(np.array([1])), (4, 2))
+    table, unused, optimizer = (
+        Variable(np.zeros((4, 2), "f4")),
+        Variable([0.0]),
+        optimizers.SGD(1.0),
+    )
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply_gradients([(rows, table), (None, unused)])
+    assert table.numpy()[1].tolist() == [-1, -1]
+    assert int(optimizer.iterations) == 1
+    for index in (-1, 4):
+        wrong = IndexedSlices(
+            as_tensor(np.ones((1, 2), "f4")), as_tensor(np.array([index])), (4, 2)
+        )
+        with pytest.raises(ValueError, match="outside the 4 rows"):
+            optimizer.apply_gradients([(wrong, table)])
+    assert table.numpy().sum() == -2
+
+
+def test_ftrl_makes_no_step_at_a_learning_rate_of_zero():
+    v = Variable([1.0])
+    optimizers.Ftrl(schedules.CosineDecay(0.1, 1)).build([v])
+    optimizer = optimizers.Ftrl(0.0)
+    optimizer.apply_gradients([(as_tensor(np.ones(1, "f4")), v)])
+    assert v.numpy().tolist() == [1.0]

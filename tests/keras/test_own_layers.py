@@ -8,7 +8,7 @@ import pytest
 from pycollective import keras
 from pycollective.keras import layers
 from pycollective.keras.layers import InputSpec
-from pycollective.tensor import Tensor, ops
+from pycollective.tensor import Tensor, as_tensor, ops
 
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 
@@ -266,3 +266,54 @@ def test_dtype_policy_assignment_changes_dtypes():
     layer(X)
     layer.dtype_policy = "mixed_float16"
     assert (layer(X).dtype, layer.kernel.dtype) == (np.float16, np.float32)
+
+
+def test_training_by_position_or_default_reaches_the_layers():
+    x = np.ones((8, 30), np.float32)
+    dropout = keras.Sequential([layers.Input((30,)), layers.Dropout(0.9, seed=1)])
+    assert 0 in dropout(x, True).numpy()
+    assert 0 not in dropout(x, False).numpy()
+
+    class Passing(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dropout = layers.Dropout(0.9, seed=1)
+
+        def call(self, x, training=None):
+            return self.dropout(x, training)
+
+    class Training(Passing):
+        def call(self, x, training=True):
+            return self.dropout(x)
+
+    assert 0 in Passing()(x, training=True).numpy()
+    assert 0 in Training()(x).numpy()
+    with pytest.raises(TypeError, match="training twice"):
+        dropout(x, True, training=True)
+
+
+def test_nested_lists_of_tensors_reach_the_layer_as_they_are():
+    given = []
+
+    class Taking(layers.Layer):
+        def call(self, inputs):
+            given.append(inputs)
+            return as_tensor(X)
+
+    a = as_tensor(X)
+    for inputs in ([(a, a), (a, a)], [{"a": a}], [[a], [a, a]]):
+        Taking()(inputs)
+        assert type(given[-1]) is list
+
+
+def test_add_weight_takes_the_shape_first():
+    class Weighted(layers.Layer):
+        def build(self, shape):
+            self.w = self.add_weight((3, 4), "zeros", name="w")
+
+        def call(self, x):
+            return x
+
+    layer = Weighted()
+    layer(X)
+    assert (layer.w.shape, layer.w.name) == ((3, 4), "weighted/w")

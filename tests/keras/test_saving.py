@@ -2,6 +2,7 @@
 
 import io
 import json
+import pathlib
 import zipfile
 
 import numpy as np
@@ -655,3 +656,34 @@ def test_load_weights_other_optimizer_keeps_initial_values(tmp_path):
     with pytest.warns(UserWarning, match="keeps its initial values"):
         other.load_weights(tmp_path / "m.weights.h5")
     np.testing.assert_array_equal(other(A).numpy(), model(A).numpy())
+
+
+class Described(layers.Layer):
+    def __init__(self, text="", **options):
+        super().__init__(**options)
+        self.text = text
+
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        return {**super().get_config(), "text": self.text}
+
+    def save_assets(self, folder):
+        if self.text == "colon":
+            (pathlib.Path(folder) / "a:b").write_text("x")
+
+
+@pytest.mark.slow
+def test_saved_model_with_a_large_config_is_loaded(tmp_path):
+    # A text that cannot be compressed: a file may expand to a hundred times its size.
+    text = np.random.default_rng(1).bytes(33 << 20).hex()
+    keras.Sequential([keras.Input((2,)), Described(text)]).save(tmp_path / "m.keras")
+    model = keras.models.load_model(tmp_path / "m.keras", custom_objects={"Described": Described})
+    assert model.layers[0].text == text
+
+
+def test_save_of_an_asset_with_a_colon_raises(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), Described("colon")])
+    with pytest.raises(ValueError, match="its name has a colon"):
+        model.save(tmp_path / "m.keras")

@@ -462,3 +462,36 @@ def test_ranks_do_not_see_the_cluster_that_the_launcher_is_in(tmp_path):
         "pycollective run: TF_CONFIG is removed from the ranks' environment: "
         "it describes another group\n"
     )
+
+
+def test_launcher_under_nohup_ignores_the_end_of_its_terminal(tmp_path):
+    script = "import time; time.sleep(2); print('finished')"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pycollective", "run", "-n", "1", sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    time.sleep(1)
+    process.send_signal(signal.SIGHUP)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "finished\n")
+
+
+def test_launcher_with_a_pipe_that_does_not_block_loses_no_line(tmp_path):
+    script = "for i in range(30000): print('line', i)"
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pycollective", "run", "-n", "1", sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=write,
+    )
+    os.close(write)
+    time.sleep(1)
+    with os.fdopen(read) as output:
+        assert len(output.readlines()) == 30000
+    assert process.wait(30) == 0

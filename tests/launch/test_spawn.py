@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -388,3 +389,25 @@ def test_spawn_interrupted_or_killed_leaves_no_process(tmp_path, context, number
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     assert len(found) == 4
     assert all(gone(pid) for pid in found)
+
+
+def raises_a_surrogate(comm):
+    raise ValueError("cannot read caf\udce9.txt")
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_error_text_without_an_encoding_aborts_the_group(threads):
+    with pytest.raises(ValueError, match="caf"):
+        pc.spawn(raises_a_surrogate, 2, threads=threads)
+
+
+def raises_of_an_unknown_module(comm):
+    module = types.ModuleType("hidden_module_of_a_rank")
+    exec("class Error(Exception): pass", module.__dict__)
+    sys.modules[module.__name__] = module
+    raise module.Error("the real error")
+
+
+def test_error_of_a_class_that_the_parent_lacks_is_a_rank_error():
+    with pytest.raises(pc.RankError, match="the real error"):
+        pc.spawn(raises_of_an_unknown_module, 2)

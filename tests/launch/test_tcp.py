@@ -747,3 +747,13 @@ def test_descriptors_that_are_no_sockets_raise(tmp_path):
         _core.TcpGroup(0, [[], [1]])
     with pytest.raises(ValueError, match="rank 3 is not in a group of 2 ranks"):
         _core.TcpGroup(3, [[], []])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_address_with_an_empty_label_raises_a_rendezvous_error(rank):
+    environment = {
+        "PYCOLLECTIVE_RANK": str(rank), "PYCOLLECTIVE_SIZE": "2",
+        "PYCOLLECTIVE_ADDRESS": "trainer..svc:2222", "PYCOLLECTIVE_SECRET": "x" * 20,
+    }  # fmt: skip
+    with pytest.raises(RendezvousError, match=r"trainer\.\.svc"):
+        pc.init(environment=environment, join_timeout=1)

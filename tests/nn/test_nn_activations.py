@@ -409,3 +409,12 @@ def test_clip_by_numbers_equals_clip_by_tensors_and_its_gradient(size, dtype, bo
     assert found[0][0].dtype == found[0][1].dtype == dtype
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tanh_keeps_the_sign_of_zero(dtype):
+    x = np.array([0.0, -0.0] * 20, dtype)
+    y = np.empty_like(x)
+    kernels.activation("tanh", x, y)
+    np.testing.assert_array_equal(np.signbit(y), np.signbit(x))
+    assert not y.any()

@@ -101,3 +101,17 @@ def test_add_rows_with_an_index_beyond_the_rows_raises_value_error():
     for wrong in (-1, 3):
         with pytest.raises(ValueError, match=rf"index {wrong} is not in 0 to 2"):
             kernels.add_rows(np.ones((1, 2)), np.array([wrong]), np.zeros((3, 2)))
+
+
+def test_copy_of_objects_is_left_to_numpy():
+    kind = np.dtype([("a", "O")])
+    assert not kernels.copy(np.zeros(4, kind), np.zeros(4, kind))
+
+
+def test_joined_texts_are_new_objects_and_not_old_memory():
+    numbers = compiled.joined([np.random.default_rng(1).random(10_000)] * 2, 0)
+    del numbers
+    names = np.array([f"s{i}" for i in range(10_000)], object)
+    joined = compiled.joined([names, names], 0)
+    assert joined.shape == (20_000,)
+    assert joined[-1] == "s9999"

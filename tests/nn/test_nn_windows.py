@@ -331,3 +331,13 @@ def test_batch_normalization_of_several_blocks_of_rows_equals_float64() -> None:
 def test_convolution_of_wrong_padding_or_groups_raises(call: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_upsampling_of_images_without_rows_has_no_rows(dtype: str) -> None:
+    assert nn.upsample_nearest(np.zeros((2, 0, 4, 2), dtype), (2, 2)).shape == (2, 0, 8, 2)
+
+
+def test_window_with_too_many_numbers_raises() -> None:
+    with pytest.raises(ValueError, match="too many numbers"):
+        kernels.Window(2**31, 2**31, 4, 1, 1, 1, 1, 1, 1, False)
