@@ -84,7 +84,7 @@ def is_fit(array: Array) -> bool:
 def as_output(out: Any) -> Array:
     """Return a writable view of ``out``; raise an error if there is none."""
     view = _as_array(out)
-    if not _has_memory(out):
+    if view is not out and not _has_memory(out):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
     if view.dtype.hasobject:
         raise TypeError("out contains Python objects: give an array of a numeric dtype")
