@@ -58,7 +58,7 @@ _unlimited: list[tuple[int, list[tuple[Any, int]]]] = []
 
 
 def limit_to_share(processes: int) -> None:
-    """Use a share of the host's cores from now on, if so many processes of a job run on the host.
+    """Use a share of the host's cores from now on; ``processes`` of the job run on the host.
 
     Cores to which a launcher has bound this process are its share already.
     """
