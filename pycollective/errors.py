@@ -183,9 +183,17 @@ class CollectiveError(RuntimeError):
 class _OpAndCollective:
     """The constructor of errors that are both an `OpError` and a `CollectiveError`."""
 
-    def __init__(self: Any, *args: Any, **about: Any) -> None:
-        OpError.__init__(self, *args)  # called here, because OSError's constructor ends the chain
-        CollectiveError.__init__(self, *args, **about)
+    def __init__(
+        self: Any,
+        *args: Any,
+        node_def: Any = None,
+        op: Any = None,
+        message: str | None = None,
+        **about: Any,
+    ) -> None:
+        # Called here, because OSError's constructor ends the chain.
+        OpError.__init__(self, *args, node_def=node_def, op=op, message=message)
+        CollectiveError.__init__(self, *self.args, **about)
 
 
 _Error = TypeVar("_Error", bound=CollectiveError)

@@ -476,6 +476,41 @@ def test_save_over_a_table_with_wrong_types_writes_the_new_rows(tmp_path, tables
         assert found["tables"]["tcp"]["4"] == [["broadcast", 99, "chain"]]
 
 
+def test_save_keeps_the_valid_rows_of_a_table(tmp_path):
+    file = tmp_path / "tuning.json"
+    tables = {
+        "tcp": {"2": [["broadcast", 99, "chain"]], "3": [["shout", 8, "ring"]], "two": []},
+        "thread": {"2": [["all_reduce", -1, "ring"]]},
+    }
+    content = {"format": tuning.FORMAT, "host": tuning.host(), "tables": tables}
+    file.write_text(json.dumps({**content, "past_cache_from": 2.5}))
+    tuning.prepare(file, "0")
+    found = json.loads(file.read_text())
+    assert found["tables"] == {"tcp": {"2": [["broadcast", 99, "chain"]]}}
+    assert "past_cache_from" not in found
+
+
+def test_user_without_a_home_folder_has_no_table(monkeypatch, capsys):
+    for name in (tuning.TUNING, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(tuning.Path, "expanduser", no_home)
+    assert tuning.path() is None
+    with pytest.raises(SystemExit):
+        bench("--tune")
+    assert "there is no home folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["S4", "O", "U3", "M8[s]"])
+def test_bench_of_a_dtype_without_numbers_is_refused(capsys, dtype):
+    with pytest.raises(SystemExit):
+        bench("--dtype", dtype, "-e", "64")
+    assert f"--dtype {dtype}: only arrays of numbers and bools are timed" in capsys.readouterr().err
+
+
 def test_table_that_is_missing_gives_one_warning_only_if_it_was_named(
     tmp_path, monkeypatch, caplog
 ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -886,3 +887,11 @@ def test_long_range_takes_little_memory():
     assert next(iter(numbers.batch(3))).numpy().tolist() == [3, 5, 7]
     assert numbers.element_spec == tf.TensorSpec((), "int64")
     assert next(iter(numbers.shard(4, 1).map(lambda n: n * 2))).numpy() == 10
+
+
+def test_counters_keep_their_keys_in_a_structure():
+    counts = Counter(a=2, b=3)
+    doubled = nest.map_structure(lambda n: 2 * n, counts)
+    assert type(doubled) is Counter
+    assert doubled == Counter(a=4, b=6)
+    assert nest.pack_as(counts, [0, -1]) == {"a": 0, "b": -1}

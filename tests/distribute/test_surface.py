@@ -274,6 +274,11 @@ def test_errors_are_those_of_tensorflow_and_of_python(name):
         assert type(again) is error
         assert (str(again), again.op) == ("a: message", raised.op)
     assert str(error()) == ""
+    for raised in (
+        error(None, None, "a: message", 3), error(None, None, message="a: message"),
+        error(message="a: message", op=None, node_def=None),
+    ):  # fmt: skip
+        assert str(raised) == str(pickle.loads(pickle.dumps(raised))) == "a: message"
 
 
 def test_codes_of_errors_are_tensorflows():
