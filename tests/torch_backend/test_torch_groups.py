@@ -231,6 +231,35 @@ def test_large_message_from_any_rank_arrives_during_a_collective():
     assert checked(work, 2) == [1, 1]
 
 
+def test_receives_from_any_rank_get_the_messages_in_the_order_of_the_calls():
+    def work(group):
+        tensors = [torch.empty(1) for _ in range(8)]
+        if group.rank():
+            group.barrier().wait()
+            for number, tensor in enumerate(tensors):
+                group.send([tensor.fill_(number)], 0).wait()
+        else:
+            calls = [group.recv_anysource([tensor]) for tensor in tensors[:4]]
+            group.barrier().wait()
+            calls += [group.recv_anysource([tensor]) for tensor in tensors[4:]]
+            for call in reversed(calls):
+                call.wait()
+        return [int(tensor.item()) for tensor in tensors]
+
+    assert checked(work, 2) == [list(range(8))] * 2
+
+
+def test_all_to_all_of_parts_works_if_only_some_ranks_give_sizes():
+    def work(group):
+        rank = group.rank()
+        rows, received = torch.full((2, 3), float(rank)), torch.empty(2, 3)
+        sizes = [1, 1] if rank else []
+        group.all_to_all_single(received, rows, sizes, sizes).wait()
+        return received[:, 0].tolist()
+
+    assert checked(work, 2) == [[0, 1]] * 2
+
+
 def test_rank_without_messages_does_not_fail_the_group_after_a_receive_from_any_rank():
     def work(group):
         if group.rank() == 2:
