@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,11 @@ class PerWorkerVariable(Variable):
         self.set_attributes(first.trainable, name, first.synchronization, first.aggregation)
         self._distribute_strategy = first.distribute_strategy
         self._of_workers = tuple(values)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        values = [copy.deepcopy(variable, memo) for variable in self._of_workers]
+        memo[id(self)] = copied = PerWorkerVariable(values, self._name)
+        return copied
 
     def read_all(self) -> list[Tensor]:
         """Return the value of each worker."""

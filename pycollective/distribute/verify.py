@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from pycollective.distribute.context import current_mode
 from pycollective.distribute.interfaces import AnyStrategy
 from pycollective.distribute.loss_scaling import compute_average_loss
 from pycollective.distribute.values import PerReplica
-from pycollective.tensor import GradientTape, Tensor, as_tensor
+from pycollective.tensor import GradientTape, Tensor, Variable, as_tensor
 from pycollective.tensor import ops as tensor_ops
 
 Loss = Callable[[Any, Any], Any]
@@ -150,25 +151,28 @@ def verify_equivalence(
                 total = total + regularization / float(replicas)
         return list(tape.gradient(total, list(model.trainable_variables)))
 
-    one = gradients(whole, 1)  # also builds the model
-    variables = list(model.trainable_variables)
-    strategy = _owner(model, strategy)
-    replicas = 1 if strategy is None else strategy.extended.num_replicas_in_sync
+    if not getattr(model, "built", True):
+        model(_inputs(whole), training=False)
+    with _restored(getattr(model, "non_trainable_variables", ())):
+        one = gradients(whole, 1)
+        variables = list(model.trainable_variables)
+        strategy = _owner(model, strategy)
+        replicas = 1 if strategy is None else strategy.extended.num_replicas_in_sync
 
-    def reduced(part: Any) -> list[Any]:
-        mode = current_mode()
-        assert mode is not None and mode.replica_context is not None
-        # A missing gradient is not reduced.
-        found = gradients(part, replicas)
-        values = [as_tensor(g) for g in found if g is not None]
-        sums = iter(mode.replica_context.all_reduce("SUM", values))
-        return [None if g is None else next(sums) for g in found]
+        def reduced(part: Any) -> list[Any]:
+            mode = current_mode()
+            assert mode is not None and mode.replica_context is not None
+            # A missing gradient is not reduced.
+            found = gradients(part, replicas)
+            values = [as_tensor(g) for g in found if g is not None]
+            sums = iter(mode.replica_context.all_reduce("SUM", values))
+            return [None if g is None else next(sums) for g in found]
 
-    if strategy is None:
-        results: list[Any] = [(gradient,) for gradient in gradients(whole, 1)]
-    else:
-        reductions = strategy.run(reduced, args=(_split(arrays, rows, strategy),))
-        results = [strategy.experimental_local_results(value) for value in reductions]
+        if strategy is None:
+            results: list[Any] = [(gradient,) for gradient in gradients(whole, 1)]
+        else:
+            reductions = strategy.run(reduced, args=(_split(arrays, rows, strategy),))
+            results = [strategy.experimental_local_results(value) for value in reductions]
     differences, tolerances = {}, {}
     for i, variable in enumerate(variables):
         name = variable.name if variable.name not in differences else f"{variable.name} ({i})"
@@ -178,6 +182,18 @@ def verify_equivalence(
     if not report.ok:
         raise EquivalenceError(report)
     return report
+
+
+@contextmanager
+def _restored(variables: Iterable[Variable]) -> Iterator[None]:
+    """Restore the values of the variables at the end, such as moving means."""
+    parts = [part for variable in variables for part in getattr(variable, "values", (variable,))]
+    kept = [part.numpy() for part in parts]
+    try:
+        yield
+    finally:
+        for part, value in zip(parts, kept, strict=True):
+            part.assign(value)
 
 
 def _array(value: Any) -> Any:

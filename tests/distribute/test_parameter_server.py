@@ -849,6 +849,9 @@ def test_per_worker_variable_has_a_value_for_each_worker():
         per_worker + 1
     per_worker.assign([7, 7])
     assert [v.numpy().tolist() for v in per_worker.read_all()] == [[7, 7], [7, 7]]
+    copied = copy.deepcopy(per_worker)
+    per_worker.assign([8, 8])
+    assert [v.numpy().tolist() for v in copied.read_all()] == [[7, 7], [7, 7]]
     assert tf.Variable(1, per_worker_variable=True) == 1
 
 

@@ -139,3 +139,16 @@ def test_verify_equivalence_loss_without_a_value_for_each_example_raises(two):
         ValueError, match="Invalid value|Please use `tf.keras.losses.Reduction.SUM`"
     ):
         tf.distribute.verify_equivalence(model, (IMAGES, LABELS), averaged)
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_moving_means_keep_their_values(two, is_built):
+    with two.scope():
+        model = tf.keras.Sequential([tf.keras.layers.BatchNormalization()])
+        if is_built:
+            model.build((None, 6, 6, 1))
+            model.layers[0].moving_mean.assign([0.25])
+    with pytest.raises(AssertionError):  # each replica has a mean of its own
+        tf.distribute.verify_equivalence(model, IMAGES, training=True)
+    for part in model.layers[0].moving_mean.values:
+        assert part.numpy().tolist() == [0.25 if is_built else 0]

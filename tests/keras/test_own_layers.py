@@ -317,3 +317,13 @@ def test_add_weight_takes_the_shape_first():
     layer = Weighted()
     layer(X)
     assert (layer.w.shape, layer.w.name) == ((3, 4), "weighted/w")
+
+
+def test_output_shape_of_an_own_layer_keeps_unknown_lengths():
+    class Padded(keras.layers.Layer):
+        def call(self, inputs):
+            return ops.pad(inputs, [[0, 0], [1, 2], [0, 0]])
+
+    layer = Padded()
+    assert layer.compute_output_shape((None, 5, 3)) == (None, 8, 3)
+    assert layer.compute_output_shape((4, None, 3)) == (None, None, 3)

@@ -205,6 +205,8 @@ def test_model_settings_can_be_assigned():
     assert ends == [1, 3]
     with pytest.raises(ValueError, match="steps_per_execution must be at least 1, got 0"):
         model.steps_per_execution = 0
+    with pytest.raises(TypeError, match="steps_per_execution must be a whole number, not 2.7"):
+        model.steps_per_execution = 2.7
 
 
 def test_from_config_outputs_in_a_tuple_stay_a_tuple():

@@ -18,11 +18,11 @@ from pycollective.keras import constraints, initializers, regularizers
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.dry_run import dry_run, in_dry_run, keep_values
-from pycollective.keras.graph.symbols import Node, has_symbols
+from pycollective.keras.graph.symbols import KerasTensor, Node, has_symbols
 from pycollective.keras.layers.described import Described
 from pycollective.keras.layers.holder import Holder, variables_in
-from pycollective.keras.layers.recording import record
-from pycollective.keras.layers.shapes import Shape, is_shape, map_shapes, shapes_of, without_batch
+from pycollective.keras.layers.recording import outputs_on_zeros, record
+from pycollective.keras.layers.shapes import is_shape, map_shapes, shapes_of, without_batch
 from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
@@ -580,13 +580,8 @@ class Layer(Described, Holder):
 
         The default calls the layer on zeros.
         """
-
-        def zeros(shape: Shape) -> Tensor:
-            return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
-
-        return map_shapes(
-            without_batch, shapes_of(self._called_dry(map_shapes(zeros, input_shape)))
-        )
+        symbols = map_shapes(lambda shape: KerasTensor(shape, self._dtype), input_shape)
+        return shapes_of(outputs_on_zeros(self, (symbols,), {}))
 
     def _called_dry(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a call that changes no variables, metrics or losses."""

@@ -16,8 +16,7 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
     """Build a layer for symbolic inputs, record the call, and return the symbolic outputs.
 
     The shapes of the outputs come from `compute_output_shape` if the class overrides it, the call
-    has one argument, and all sublayers are built. Otherwise the layer is called on zeros, with
-    length 1 in place of each unknown length.
+    has one argument, and all sublayers are built. Otherwise the layer is called on zeros.
     """
     if training is not None:
         kwargs = {**kwargs, "training": training}
@@ -46,7 +45,7 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
                 graph.result_structure,
             )
     else:
-        outputs = _outputs_of(layer, args, kwargs)
+        outputs = outputs_on_zeros(layer, args, kwargs)
     layer._output_shape = nest.map_structure(lambda tensor: tensor.shape, outputs)
     Node(layer, args, kwargs, outputs)
     return outputs
@@ -75,8 +74,12 @@ def _symbols_of(layer: Any, inputs: Any, shapes: Any) -> Any:
 _LENGTHS = 83, 89
 
 
-def _outputs_of(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return symbolic outputs; a length is unknown if it differs between two unknown lengths."""
+def outputs_on_zeros(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a layer on zeros in place of symbolic tensors, and return symbolic outputs.
+
+    If lengths besides the batch are unknown, the layer is called with two lengths. Lengths of the
+    outputs that differ are unknown.
+    """
 
     def symbol(first: Tensor, second: Tensor) -> KerasTensor:
         pairs = list(zip(first.shape, second.shape, strict=True))

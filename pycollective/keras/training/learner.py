@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pycollective import nest
+from pycollective.arguments import whole
 from pycollective.distribute.context import current_mode, has_strategy
 from pycollective.distribute.default import default_strategy, get_strategy
 from pycollective.distribute.strategy import Strategy
@@ -392,6 +393,7 @@ def _not_created_in(strategy: Strategy, what: Any) -> ValueError:
 
 
 def _at_least_one(name: str, value: Any) -> int:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return int(value)
+    number = whole(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number
