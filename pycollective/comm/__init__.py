@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
@@ -14,6 +15,7 @@ from pycollective.comm.arrays import Array
 from pycollective.comm.call import Call, Engine, GpuEngines
 from pycollective.comm.cart import Cart
 from pycollective.comm.extremes import Extremes, Located
+from pycollective.comm.mpi import MPICore
 from pycollective.comm.mpi_group import MPIGroup, join
 from pycollective.comm.objects import Objects
 from pycollective.comm.persistent import Persistent
@@ -168,7 +170,8 @@ class Communicator(Extremes, Prefixes, Objects):
     def _split(self, color: int | None, key: int, seconds: float) -> Communicator | None:
         if isinstance(self._group, MPIGroup):
             self.barrier(timeout=seconds)
-            mpi_group = self._group.split(color, key)
+            assert isinstance(self._core, MPICore)
+            mpi_group = self._core.in_turn(functools.partial(self._group.split, color, key))
             if mpi_group is None:
                 return None
             part = _on_mpi(mpi_group, self.timeout, self._lane)

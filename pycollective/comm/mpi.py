@@ -13,7 +13,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from pycollective.errors import (
     CollectiveError,
     MismatchError,
 )
+
+T = TypeVar("T")
 
 _HALVES = ("float16", "bfloat16")
 # MPI has no 16-bit floats, and sums of short ints do not wrap around in every library.
@@ -56,6 +58,22 @@ class _Task:
         self._future.result()
 
 
+class _Receive(_Task):
+    """A receive that waits for its message."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(concurrent.futures.Future())
+        self.call = call
+        self.begin = time.monotonic()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that the message is in the target, or that an error occurred."""
+        if error is None:
+            self._future.set_result((self.begin, time.monotonic()))
+        else:
+            self._future.set_exception(error)
+
+
 class MPICore(HostEngine):
     """The engine of one rank on MPI."""
 
@@ -70,6 +88,8 @@ class MPICore(HostEngine):
         self._thread_id = 0  # the identifier of this thread; 0 before its first call
         self._unfinished: list[_Task] = []
         self._kept: dict[tuple[int, int], deque[tuple[str, Array]]] = defaultdict(deque)
+        # In the order of the calls. Only the thread that calls MPI uses the list.
+        self._receives: list[_Receive] = []
 
     # Properties and settings -------------------------------------------------------------------------
 
@@ -114,6 +134,18 @@ class MPICore(HostEngine):
 
         Raise a `CollectiveError` if the MPI library does not allow calls from two threads in turn.
         """
+
+        def timed() -> tuple[float, float]:
+            begin = time.monotonic()
+            call()
+            return begin, time.monotonic()
+
+        task = _Task(self._in_thread(timed))
+        self._unfinished.append(task)
+        return task
+
+    def _in_thread(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
+        """Run a function in the engine's thread, after those before."""
         if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
             raise CollectiveError(
                 "async_op needs MPI_THREAD_SERIALIZED or more: set mpi4py.rc.thread_level before "
@@ -122,15 +154,11 @@ class MPICore(HostEngine):
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "pycollective-mpi")
 
-        def timed() -> tuple[float, float]:
+        def run() -> T:
             self._thread_id = threading.get_ident()
-            begin = time.monotonic()
-            call()
-            return begin, time.monotonic()
+            return function()
 
-        task = _Task(self._thread.submit(timed))
-        self._unfinished.append(task)
-        return task
+        return self._thread.submit(run)
 
     # Every call ---------------------------------------------------------------------------------
 
@@ -147,16 +175,25 @@ class MPICore(HostEngine):
             _require_reduction(present(call.source).dtype, call.op)
         execute = functools.partial(self._execute, call)
         if call.async_op:
-            return Work([self.run_later(execute)])
-        self.wait_all()
-        execute()
+            is_receive = call.collective == "recv"
+            return Work([self._receive_later(call) if is_receive else self.run_later(execute)])
+        self.in_turn(execute)
         return DONE
+
+    def in_turn(self, function: Callable[[], T]) -> T:
+        """Call a function of MPI after all calls so far, except receives that wait for a message."""
+        waits = any(isinstance(task, _Receive) and not task.done for task in self._unfinished)
+        if waits and threading.get_ident() != self._thread_id:
+            # The engine's thread polls for the message, and one thread at a time may call MPI.
+            return self._in_thread(function).result()
+        self.wait_all()
+        return function()
 
     def _execute(self, call: Call) -> None:
         if call.collective == "send":
             self._send(present(call.source), call.peer, call.tag, call.timeout)
         elif call.collective == "recv":
-            self._recv(present(call.target), call.peer, call.tag, call.timeout)
+            self._recv(call)
         else:
             self._group.begin(str(call))
             self._agree(str(call), call.timeout)
@@ -272,14 +309,60 @@ class MPICore(HostEngine):
             if not self._receive_one():
                 self._group.pause(begin, seconds, dest)
 
-    def _recv(self, target: Array, source: int, tag: int, seconds: float) -> None:
+    def _recv(self, call: Call) -> None:
         """Receive an array from another rank."""
         self._group.check()
-        begin, kept = time.monotonic(), self._kept[source, tag]
-        while not kept:
-            if not self._receive_one():
-                self._group.pause(begin, seconds, source)
-        kind, data = kept.popleft()
+        receive = _Receive(call)
+        self._receives.append(receive)
+        while not receive.done:
+            self._advance()
+        receive.check()
+
+    def _receive_later(self, call: Call) -> _Receive:
+        """Receive an array from another rank, while the engine's thread also makes other calls."""
+        receive = _Receive(call)
+
+        def begin() -> None:
+            self._receives.append(receive)
+            if len(self._receives) == 1:  # nobody polls yet
+                self._poll()
+
+        self._in_thread(begin)
+        self._unfinished.append(receive)
+        return receive
+
+    def _poll(self) -> None:
+        """Advance the receives, and again after the calls that the program has made meanwhile."""
+        self._advance()
+        if self._receives:
+            self._in_thread(self._poll)
+
+    def _advance(self) -> None:
+        """Receive a message if one has arrived; end the receives that have theirs, or that failed."""
+        has_come, error = False, None
+        try:
+            has_come = self._receive_one()
+        except BaseException as raised:
+            error = raised
+        for receive in tuple(self._receives):
+            call, failure = receive.call, error
+            kept = self._kept[call.peer, call.tag]
+            try:
+                if kept:
+                    self._take(call, *kept.popleft())
+                elif failure is None:
+                    self._group.expect(receive.begin, call.timeout, call.peer)
+                    continue
+            except BaseException as raised:
+                failure = raised
+            self._receives.remove(receive)
+            receive.end(failure)
+        if self._receives and not has_come:
+            self._group.rest(self._receives[-1].begin)
+
+    def _take(self, call: Call, kind: str, data: Array) -> None:
+        """Copy a message into the target of its receive."""
+        target, source, tag = present(call.target), call.peer, call.tag
         if kind != _kind(target):
             self._group.fail(
                 MismatchError(

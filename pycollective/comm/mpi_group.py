@@ -128,7 +128,16 @@ class MPIGroup:
             time.sleep(_PAUSE)
 
     def pause(self, begin: float, seconds: float, peer: int) -> None:
-        """Sleep briefly while a message waits for a peer; raise an error if the peer is lost or late.
+        """Sleep briefly while a message waits for a peer; raise the errors of `expect`."""
+        self.expect(begin, seconds, peer)
+        self.rest(begin)
+
+    def rest(self, begin: float) -> None:
+        """Sleep briefly in a wait that began at ``begin``."""
+        time.sleep(_PAUSE if time.monotonic() - begin > 0.001 else 0)
+
+    def expect(self, begin: float, seconds: float, peer: int) -> None:
+        """Raise an error if the peer of a message is lost or late.
 
         ``begin`` is the time at which the wait began. ``seconds`` is its limit.
         """
@@ -146,7 +155,6 @@ class MPIGroup:
                     hosts=[self.names[peer]],
                 )
             )
-        time.sleep(_PAUSE if waited > 0.001 else 0)
 
     def fail(self, error: CollectiveError) -> None:
         """Fail the group with an error, and raise the error."""

@@ -90,6 +90,55 @@ def test_mpi_messages_and_splits_are_right(on_mpi):
     assert on_mpi(3, work) == [[3.0] * 3] * 3
 
 
+def test_mpi_calls_after_an_asynchronous_receive_do_not_wait_for_its_message(on_mpi):
+    def work(comm):
+        other, arrays = 1 - comm.rank, np.zeros((4, 2))
+        first = [comm.recv(arrays[i], other, tag=i % 2, async_op=True) for i in range(3)]
+        assert comm.all_reduce(np.ones(1)).tolist() == [2]
+        part = comm.split(0)
+        later = comm.all_reduce(np.ones(2), async_op=True)
+        assert later.wait().tolist() == [2, 2]
+        assert part.all_reduce(np.ones(1)).tolist() == [2]
+        got = comm.sendrecv(np.full(2, 9.0), other, np.zeros(2), other, 5)
+        assert got.tolist() == [9, 9]
+        assert not any(call.done() for call in first)
+        comm.barrier()
+        for i in range(4):
+            comm.send(np.full(2, i + 1.0), other, tag=i % 2)
+        comm.recv(arrays[3], other, tag=1)  # gets the message after that of first[1]
+        for call in first:
+            call.wait()
+        assert comm.all_reduce(np.ones(1)).tolist() == [2]
+        return arrays[:, 0].tolist()
+
+    assert on_mpi(2, work) == [[1, 2, 3, 4]] * 2
+
+
+def test_mpi_asynchronous_receives_raise_their_own_errors(on_mpi):
+    def work(comm):
+        if comm.rank:
+            comm.send(np.ones(3), 0, tag=1)
+            with pytest.raises(pc.MismatchError):
+                comm.barrier()
+            return
+        wrong = comm.recv(np.zeros(2), 1, tag=1, async_op=True)
+        with pytest.raises(pc.MismatchError, match=r"sent float64\[3\] with tag 1"):
+            wrong.wait()
+        with pytest.raises(pc.MismatchError):
+            comm.recv(np.zeros(2), 1, async_op=True, timeout=5).wait()
+
+    assert on_mpi(2, work) == [None, None]
+
+
+def test_mpi_asynchronous_receive_ends_at_its_deadline(on_mpi):
+    def work(comm):
+        late = comm.recv(np.zeros(2), 1 - comm.rank, async_op=True, timeout=0.2)
+        with pytest.raises(pc.CollectiveTimeoutError, match="did not answer within 0.2 s"):
+            late.wait()
+
+    assert on_mpi(2, work) == [None, None]
+
+
 def test_mpi_differing_calls_raise_mismatch_error(on_mpi):
     def work(comm):
         with pytest.raises(
