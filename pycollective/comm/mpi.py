@@ -312,6 +312,12 @@ class MPICore(HostEngine):
     def _recv(self, call: Call) -> None:
         """Receive an array from another rank."""
         self._group.check()
+        if not self._receives:
+            begin, kept = time.monotonic(), self._kept[call.peer, call.tag]
+            while not kept:
+                if not self._receive_one():
+                    self._group.pause(begin, call.timeout, call.peer)
+            return self._take(call, *kept.popleft())
         receive = _Receive(call)
         self._receives.append(receive)
         while not receive.done:
