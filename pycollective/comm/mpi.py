@@ -339,7 +339,8 @@ class MPICore(HostEngine):
 
     def _poll(self) -> None:
         """Advance the receives, and again after the calls that the program has made meanwhile."""
-        self._advance()
+        if self._receives:  # else another thread may call MPI
+            self._advance()
         if self._receives:
             self._in_thread(self._poll)
 
