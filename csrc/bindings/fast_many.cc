@@ -2,6 +2,7 @@
 // one dtype, joined to one array. The general method in Python makes the same call.
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>

@@ -2,6 +2,7 @@
 // prepared.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>

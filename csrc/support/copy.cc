@@ -1,5 +1,6 @@
 #include "support/copy.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "support/cores.h"
