@@ -41,7 +41,7 @@ from pycollective.distribute.per_worker import (
 from pycollective.distribute.server import Server
 from pycollective.distribute.task_links import Link
 from pycollective.distribute.task_values import decode, encode, error_message, error_of
-from pycollective.distribute.worker_threads import this_thread
+from pycollective.distribute.worker_threads import current_worker
 from pycollective.errors import (
     NotAvailableError,
     OutOfRangeError,
@@ -236,7 +236,7 @@ class ClusterCoordinator:
         server, servers = self.strategy.extended.tasks, self.strategy.extended.servers
         assert isinstance(server, Server) and servers is not None
         worker = Worker(server.task_index)
-        this_thread.worker = worker.number
+        current_worker.set(worker.number)
         iterators: dict[tuple[int, int], PerWorkerIterator] = {}
 
         def named(token: list[Any]) -> Any:
@@ -377,7 +377,7 @@ def experimental_get_current_worker_index() -> int:
     RuntimeError
         This is not a scheduled function.
     """
-    worker = this_thread.worker
+    worker = current_worker.get()
     if worker is None:
         raise RuntimeError(
             "Cannot retrieve the worker index. `get_worker_idx_and_num_workers` should be called from "

@@ -31,7 +31,7 @@ from pycollective.distribute.per_worker import (
 from pycollective.distribute.server import Chief
 from pycollective.distribute.task_links import LinkLostError
 from pycollective.distribute.task_values import decode, encode, error_message, error_of
-from pycollective.distribute.worker_threads import this_thread
+from pycollective.distribute.worker_threads import created_beside, current_worker
 from pycollective.errors import (
     CancelledError,
     CollectiveError,
@@ -210,7 +210,7 @@ def is_plain_thread() -> bool:
         and not thread_state.tapes
         and thread_state.reads_as is None
         and not creators.stack
-        and this_thread.beside is None
+        and created_beside.get() is None
     )
 
 
@@ -369,7 +369,7 @@ class FunctionQueue:
 
     def _serve(self, worker: Worker) -> None:
         """Run functions in the thread of a worker, until it is lost or the queue is closed."""
-        this_thread.worker = worker.number
+        current_worker.set(worker.number)
         while self._wait(worker):
             if worker.disconnected:
                 self._find(worker)
@@ -425,11 +425,11 @@ class FunctionQueue:
             worker = idle[0]
             self._take(worker)
             self._own_thread_ran_at = time.monotonic()
-        this_thread.worker = worker.number
+        token = current_worker.set(worker.number)
         try:
             self._run(worker, spins=True)
         finally:
-            this_thread.worker = None
+            current_worker.reset(token)
         with self._lock:
             if self._closures:
                 self._work.notify_all()

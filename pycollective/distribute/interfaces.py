@@ -11,6 +11,7 @@ from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.devices import Device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.reducer import GradientReduction
+from pycollective.distribute.replica_threads import ReplicaThreads
 from pycollective.distribute.workers import Workers
 from pycollective.tensor import IndexedSlices, Variable
 
@@ -83,8 +84,8 @@ class AnyExtended(Protocol):
     ) -> GradientReduction | None:
         """Begin an all-reduce whose arrays follow one by one, if the strategy can."""
 
-    def abort_collectives(self, reason: str) -> None:
-        """Abort the collectives of the replicas."""
+    def abort_collectives(self, reason: str, threads: ReplicaThreads | None = None) -> None:
+        """Abort the collectives of the replicas in some threads."""
 
 
 class AnyStrategy(Protocol):
@@ -114,6 +115,10 @@ class AnyContext(Protocol):
     @property
     def strategy(self) -> AnyStrategy:
         """The strategy that runs the replica."""
+
+    @property
+    def threads(self) -> ReplicaThreads | None:
+        """The threads of this run's replicas, or None for one replica."""
 
     @property
     def local_replica_id(self) -> int:

@@ -31,6 +31,7 @@ from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.interfaces import AnyContext
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.reducer import GradientReducer, GradientReduction
+from pycollective.distribute.replica_threads import ReplicaThreads
 from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
@@ -70,24 +71,26 @@ class MirroredExtended(StrategyExtended):
     def start_afresh(self) -> None:
         """Create the locks, threads and communicators, also in a copy or in a forked process."""
         super().start_afresh()
-        self._communicators: list[Communicator] = []
-        self._reducers: list[GradientReducer] = []
+        #: The reducer of a single replica.
+        self._reducer_of_one: GradientReducer | None = None
 
     def train_with(self, workers: Workers) -> None:
         """Set the processes that train together from now on, and drop the reducers."""
         super().train_with(workers)
-        self._communicators, self._reducers = [], []
+        self._reducer_of_one = None
+        if self._threads is not None:
+            self._threads.communicators, self._threads.reducers = [], []
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a mirrored variable, or an ``ON_READ`` variable."""
         return mirrored_creator(self.strategy)(next_creator, **kwargs)
 
-    def begin_run(self) -> None:
+    def begin_run(self, threads: ReplicaThreads) -> None:
         """Create the communicators if there are none, and set their timeout."""
-        if not self._communicators:
-            self._communicators = local_group(self.num_local_replicas)
-            self._reducers = [self._reducer(communicator) for communicator in self._communicators]
-        for communicator in self._communicators:
+        if not threads.communicators:
+            threads.communicators = local_group(self.num_local_replicas)
+            threads.reducers = [self._reducer(replica) for replica in threads.communicators]
+        for communicator in threads.communicators:
             communicator.timeout = self._timeout
 
     def _reducer(self, replicas: Communicator | None) -> GradientReducer:
@@ -96,21 +99,27 @@ class MirroredExtended(StrategyExtended):
         return GradientReducer(self._rules, replicas, workers, self._options, self._mixed)
 
     def _reducer_of(self, context: AnyContext) -> GradientReducer:
-        if not self._reducers:
-            if self.num_local_replicas > 1:
-                raise RuntimeError("another replica failed, so this one must end")
-            self._reducers = [self._reducer(None)]
-        return self._reducers[context.local_replica_id]
+        if context.threads is None:
+            if self._reducer_of_one is None:
+                self._reducer_of_one = self._reducer(None)
+            return self._reducer_of_one
+        reducers = context.threads.reducers
+        if not reducers:
+            raise RuntimeError("another replica failed, so this one must end")
+        return reducers[context.local_replica_id]
 
-    def abort_collectives(self, reason: str) -> None:
-        """Abort the communicators of this run; the next run makes new ones.
+    def abort_collectives(self, reason: str, threads: ReplicaThreads | None = None) -> None:
+        """Abort the communicators of a run, by default the last one; the next run makes new ones.
 
         If the workers wait for buckets of this step, their communicator is aborted, too.
         """
-        communicators, self._communicators = self._communicators, []
-        reducers, self._reducers = self._reducers, []
-        if communicators:
-            communicators[0].abort(reason)
+        self._reducer_of_one, threads = None, threads or self._threads
+        reducers: list[GradientReducer] = []
+        if threads is not None:
+            communicators, threads.communicators = threads.communicators, []
+            reducers, threads.reducers = threads.reducers, []
+            if communicators:
+                communicators[0].abort(reason)
         if self.num_local_replicas == 1 or any(r.has_reached_workers for r in reducers):
             self.workers.abort(reason)
 

@@ -39,7 +39,7 @@ from pycollective.distribute.server_variables import ServerVariable, of_one_elem
 from pycollective.distribute.sharded import ShardedVariable
 from pycollective.distribute.shared_values import ROWS_FROM
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.worker_threads import this_thread
+from pycollective.distribute.worker_threads import created_beside, current_worker
 from pycollective.errors import NotAvailableError
 from pycollective.tensor import (
     Tensor,
@@ -106,7 +106,7 @@ class _ParameterServerExtended(StrategyExtended):
 
     def begin_pass(self) -> None:
         """Raise ValueError outside of the workers."""
-        if this_thread.worker is None:
+        if current_worker.get() is None:
             raise ValueError(
                 "To use this dataset, you need to pass this dataset to "
                 "ClusterCoordinator.create_per_worker_dataset."
@@ -155,7 +155,7 @@ class _ParameterServerExtended(StrategyExtended):
             shape, dtype = initial.shape, initial.dtype
         shape = TensorShape(shape)
         row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
-        beside, owners = this_thread.beside, []
+        beside, owners = created_beside.get(), []
         if beside is not None:
             owners = _parts(beside)
             if len(owners) > 1 and shape != beside.shape:
@@ -283,11 +283,11 @@ class _ParameterServerExtended(StrategyExtended):
         gets the same shards on the same servers.
         """
         with super().colocate_vars_with(colocate_with_variable):
-            before, this_thread.beside = this_thread.beside, colocate_with_variable
+            token = created_beside.set(colocate_with_variable)
             try:
                 yield
             finally:
-                this_thread.beside = before
+                created_beside.reset(token)
 
 
 def _parts(variable: Variable) -> list[Variable]:
@@ -450,7 +450,7 @@ class ParameterServerStrategy(Strategy):
         return super().reduce(reduce_op, value, axis)
 
     def _warn_outside_workers(self) -> None:
-        if this_thread.worker is None and not self._warned:
+        if current_worker.get() is None and not self._warned:
             self._warned = True
             _log.warning(
                 "It is detected that a function used with "

@@ -16,7 +16,7 @@ from pycollective.data import Dataset
 from pycollective.distribute.default import get_strategy
 from pycollective.distribute.input import DistributedDataset
 from pycollective.distribute.task_links import Link
-from pycollective.distribute.worker_threads import this_thread
+from pycollective.distribute.worker_threads import current_worker
 from pycollective.tensor import IndexedSlices, Tensor, Variable, creator_scope
 
 
@@ -202,7 +202,7 @@ class PerWorkerDataset:
             return self._source()
 
     def __iter__(self) -> PerWorkerIterator:
-        if this_thread.worker is not None:
+        if current_worker.get() is not None:
             raise RuntimeError(
                 "__iter__() of a per-worker dataset is not supported inside of a scheduled function: "
                 "call iter() on the coordinator, and give the function the result"
@@ -229,11 +229,11 @@ class PerWorkerDataset:
 @contextmanager
 def as_worker_0() -> Iterator[None]:
     """Run the block as worker 0."""
-    before, this_thread.worker = this_thread.worker, 0
+    token = current_worker.set(0)
     try:
         yield
     finally:
-        this_thread.worker = before
+        current_worker.reset(token)
 
 
 def _no_variable(next_creator: Callable[..., Variable], **kwargs: Any) -> NoReturn:
@@ -242,7 +242,7 @@ def _no_variable(next_creator: Callable[..., Variable], **kwargs: Any) -> NoRetu
 
 def refuse_in_worker(call: str) -> None:
     """Raise RuntimeError in a scheduled function."""
-    if this_thread.worker is not None:
+    if current_worker.get() is not None:
         raise RuntimeError(
             f"{call} was called in a scheduled function, where it could wait for itself; call it on the "
             "coordinator"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycollective.array_backend import Array
-from pycollective.distribute.worker_threads import this_thread
+from pycollective.distribute.worker_threads import current_worker
 from pycollective.tensor import Tensor, Variable
 
 
@@ -41,12 +41,13 @@ class PerWorkerVariable(Variable):
         RuntimeError
             This is not a scheduled function.
         """
-        if this_thread.worker is None:
+        worker = current_worker.get()
+        if worker is None:
             raise RuntimeError(
                 f"variable {self._name!r} has a value for each worker: read it in a scheduled function, "
                 "or call read_all()"
             )
-        return self._of_workers[this_thread.worker]
+        return self._of_workers[worker]
 
     def like(self) -> Tensor:
         return self._of_workers[0].like()
@@ -59,7 +60,7 @@ class PerWorkerVariable(Variable):
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
         """Set this worker's value; outside of scheduled functions that of every worker."""
-        every = self._of_workers if this_thread.worker is None else (self.local(),)
+        every = self._of_workers if current_worker.get() is None else (self.local(),)
         for variable in every:
             variable.assign(value)
         return self

@@ -15,7 +15,7 @@ from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.context import Mode, current_mode, entered
 from pycollective.distribute.interfaces import AnyContext, AnyStrategy
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.replica_threads import Collective, ReplicaRun
+from pycollective.distribute.replica_threads import Collective, ReplicaRun, ReplicaThreads
 from pycollective.distribute.values import check_gather_axis, regroup, select_replica
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor, record_many
 from pycollective.tensor.tape import paused, recording
@@ -56,6 +56,11 @@ class ReplicaContext:
         #: This replica's number in its process; TensorFlow's programs use the second name.
         self.local_replica_id = self._replica_id = replica
         self._run = run
+
+    @property
+    def threads(self) -> ReplicaThreads | None:
+        """The threads of this run's replicas, or None for one replica."""
+        return None if self._run is None else self._run.threads
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 from pycollective import _core
 from pycollective._core import Arrivals
+from pycollective.comm import Communicator
+from pycollective.distribute.reducer import GradientReducer
 from pycollective.errors import AbortedError, CollectiveTimeoutError
 
 _log = logging.getLogger("pycollective")
@@ -51,21 +53,24 @@ class _MergeCall(NamedTuple):
 class ReplicaRun:
     """The state that the replicas of one call of ``Strategy.run`` share."""
 
-    def __init__(self, size: int, abort: Callable[[str], None], timeout: float) -> None:
-        self.size = size
+    def __init__(
+        self, threads: ReplicaThreads, abort: Callable[[str], None], timeout: float
+    ) -> None:
+        self.threads = threads
+        self.size = threads.size
         self.timeout = timeout
         self._abort = abort  # ends the collectives of all replicas
         self._changed = threading.Condition()
-        self._states = [_ReplicaState.RUNNING] * size
-        self._ended = [False] * size  # with a result or an error
-        self._collectives = [0] * size  # begun by each replica
+        self._states = [_ReplicaState.RUNNING] * self.size
+        self._ended = [False] * self.size  # with a result or an error
+        self._collectives = [0] * self.size  # begun by each replica
         self._merges: dict[int, _MergeCall] = {}
         self._merging = False
         self._merge_round = 0
         self._merge_results: list[Any] = []
         self._merge_error: Exception | None = None
         self._created: list[Any] = []
-        self._creations = [0] * size  # variables that each replica has requested
+        self._creations = [0] * self.size  # variables that each replica has requested
         self._error: BaseException | None = None  # the first one
         self._late: list[int] = []  # replicas that missed a deadline
 
@@ -348,10 +353,17 @@ class ReplicaThreads:
     """The threads of a strategy's replicas other than replica 0.
 
     The threads end at `close`, or when this object is deleted.
+
+    Attributes
+    ----------
+    communicators, reducers : list
+        Those of each replica, if the strategy makes them in `Replicas.begin_run`.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.communicators: list[Communicator] = []
+        self.reducers: list[GradientReducer] = []
         self._jobs: list[queue.SimpleQueue[Job | None]] = [
             queue.SimpleQueue() for _ in range(size - 1)
         ]
@@ -386,7 +398,7 @@ class ReplicaThreads:
         at their next collective or merge point, and the exception is raised here. A replica that does
         not end in time keeps its thread, and these threads are no longer `usable`.
         """
-        run = ReplicaRun(self.size, abort, timeout)
+        run = ReplicaRun(self, abort, timeout)
         results: list[Any] = [None] * self.size
 
         def replica(number: int) -> None:

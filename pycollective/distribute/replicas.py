@@ -137,8 +137,8 @@ class Replicas:
                 variable.set_array(device.place(variable.current().array))
         return variable
 
-    def begin_run(self) -> None:
-        """Prepare a run of several replicas."""
+    def begin_run(self, threads: ReplicaThreads) -> None:
+        """Prepare a run of several replicas in some threads."""
 
     def begin_pass(self) -> None:
         """Prepare an iteration over a distributed dataset, or raise an error."""
@@ -251,8 +251,8 @@ class Replicas:
         except ValueError as error:
             raise MismatchError(f"{what}: {error}") from error
 
-    def abort_collectives(self, reason: str) -> None:
-        """Abort the collectives of the replicas, because one has failed."""
+    def abort_collectives(self, reason: str, threads: ReplicaThreads | None = None) -> None:
+        """Abort the collectives of the replicas in some threads, because one has failed."""
 
     @property
     def input_pipeline(self) -> tuple[int, int]:
@@ -347,7 +347,21 @@ class Replicas:
             self.start_afresh()
         if makers is None:
             makers = creators.stack
-        with self._run_lock:  # runs of several user threads are serialized
+
+        def replica(number: int, run: ReplicaRun) -> Any:
+            return self._call(strategy, number, run, makers, fn, args, kwargs)
+
+        def abort(reason: str) -> None:
+            self.abort_collectives(reason, threads)
+
+        with self._threads_of_run() as threads, shared_among(self.num_local_replicas):
+            self.begin_run(threads)
+            return regroup(threads.run(replica, abort, self._timeout))
+
+    @contextmanager
+    def _threads_of_run(self) -> Iterator[ReplicaThreads]:
+        """Yield the threads for a run; the runs of several user threads take turns."""
+        with self._run_lock:
             if self._runs:
                 raise RuntimeError(
                     "strategy.run() was called in a merge function, while the replicas wait for the "
@@ -355,16 +369,9 @@ class Replicas:
                 )
             self._runs = True
             try:
-                self.begin_run()
-                threads = self._threads
-                if threads is None or not threads.usable:
-                    threads = self._threads = ReplicaThreads(self.num_local_replicas)
-
-                def replica(number: int, run: ReplicaRun) -> Any:
-                    return self._call(strategy, number, run, makers, fn, args, kwargs)
-
-                with shared_among(self.num_local_replicas):
-                    return regroup(threads.run(replica, self.abort_collectives, self._timeout))
+                if self._threads is None or not self._threads.usable:
+                    self._threads = ReplicaThreads(self.num_local_replicas)
+                yield self._threads
             finally:
                 self._runs = False
 

@@ -26,7 +26,7 @@ from pycollective.distribute.shared_values import (
     ascends,
     dropped,
 )
-from pycollective.distribute.worker_threads import this_thread
+from pycollective.distribute.worker_threads import cached_reads
 from pycollective.tensor import Tensor, Variable
 from pycollective.tensor.compiled import add_to
 from pycollective.tensor.scattering import SCATTER
@@ -139,8 +139,9 @@ class ServerVariable(Variable):
             yield value
 
     def _uncache(self) -> None:
-        if this_thread.read is not None:
-            this_thread.read.pop(id(self), None)
+        read = cached_reads.get()
+        if read is not None:
+            read.pop(id(self), None)
 
     def _mapped_value(self, block: Block) -> Tensor:
         """Return the current value in the server's memory; copy it if it has changed."""
@@ -152,7 +153,7 @@ class ServerVariable(Variable):
             elif self._own._key:
                 self._own._key = new_key()
             return self._own
-        read = this_thread.read
+        read = cached_reads.get()
         if read is not None and id(self) in read:
             return read[id(self)]
         with self._lock:

@@ -1,24 +1,24 @@
-"""The state of a thread that runs scheduled functions, or creates variables on servers."""
+"""The state of code that runs scheduled functions, or creates variables on servers.
+
+The replicas of a worker have the state of the thread that calls `Strategy.run`.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from pycollective.tensor import Tensor, Variable
 
+current_worker: ContextVar[int | None] = ContextVar("current_worker", default=None)
+"""The number of the worker that runs this code, or None outside of scheduled functions."""
 
-class _Thread(threading.local):
-    #: The number of the worker whose thread this is, or None outside of scheduled functions.
-    worker: int | None = None
-    #: Variables are created on the servers of this variable, if it is not None.
-    beside: Variable | None = None
-    #: The values that this thread has read in `cache_variable_reads`, by the ids of the variables.
-    read: dict[int, Tensor] | None = None
+created_beside: ContextVar[Variable | None] = ContextVar("created_beside", default=None)
+"""Variables are created on the servers of this variable, if it is not None."""
 
-
-this_thread = _Thread()
+cached_reads: ContextVar[dict[int, Tensor] | None] = ContextVar("cached_reads", default=None)
+"""The values that were read in `cache_variable_reads`, by the ids of the variables."""
 
 
 @contextmanager
@@ -29,8 +29,8 @@ def cache_variable_reads() -> Iterator[None]:
     function that maps the variables sees the updates of other workers at each read. The block has no
     effect for workers that are threads, and none over TCP, where a function reads each variable once.
     """
-    before, this_thread.read = this_thread.read, {}
+    token = cached_reads.set({})
     try:
         yield
     finally:
-        this_thread.read = before
+        cached_reads.reset(token)

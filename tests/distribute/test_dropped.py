@@ -282,7 +282,7 @@ def step():
     optimizer.minimize(loss, [v], tape)
 
 strategy.run(step)
-began = any(strategy.extended._reducers)
+began = any(strategy.extended._threads.reducers)
 strategy.extended.workers.total(1)  # no worker ends while another one needs it
 dropped = weakref.ref(strategy)
 del strategy, v, optimizer, step

@@ -14,7 +14,7 @@ from strategies import mirrored, replica_id
 
 import pycollective as tf
 from pycollective import distribute as d
-from pycollective.distribute.replica_threads import ReplicaRun
+from pycollective.distribute.replica_threads import ReplicaRun, ReplicaThreads
 
 
 @pytest.fixture
@@ -353,7 +353,7 @@ def test_a_deep_copy_runs_at_the_same_time(two):
 
 def test_cause_is_raised_instead_of_its_earlier_consequence():
     """A replica that fails may end the calls of the others before it reports its own error."""
-    run = ReplicaRun(2, lambda reason: None, timeout=10)
+    run = ReplicaRun(ReplicaThreads(2), lambda reason: None, timeout=10)
     run.fail(tf.AbortedError("replica 1 could not go on"))
     run.fail(ZeroDivisionError("in replica 1"))
     run.fail(tf.AbortedError("another one"))

@@ -231,7 +231,7 @@ reducer.GradientReducer.begin = watched
 def backward(g):
     if tf.distribute.get_replica_context().local_replica_id == 0:
         reductions[0]._send_on()  # as the next bucket does it
-        begun.append(strategy.extended._reducers[0].has_reached_workers)
+        begun.append(strategy.extended._threads.reducers[0].has_reached_workers)
         reductions.clear()
     return g
 step, first, last = two_layers(strategy, backward)
@@ -246,7 +246,7 @@ def fails(g):
     if tf.distribute.get_replica_context().replica_id_in_sync_group == 3:
         import time
         until = time.monotonic() + 20
-        while not strategy.extended._reducers[0].has_reached_workers and time.monotonic() < until:
+        while not strategy.extended._threads.reducers[0].has_reached_workers and time.monotonic() < until:
             time.sleep(0.01)
         raise ZeroDivisionError("in the tape")
     return backward(g)
