@@ -56,9 +56,18 @@ class AggregatingVariable(MirroredVariable):
     def _read(self) -> Tensor:
         """Return the value on the device of the replica that reads it; counters stay on the host."""
         tensor = super()._read()
+        if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA and not tensor.ndim:
+            return tensor
+        return self._for_replica(tensor)
+
+    @property
+    def _by_rows(self) -> bool:  # type: ignore[override]
+        """True if replicas look up rows of the variable on a parameter server."""
+        return self.local()._by_rows
+
+    def _for_replica(self, tensor: Tensor) -> Tensor:
         context = self._replica_context()
-        is_counter = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA and not tensor.ndim
-        if context is None or is_counter:
+        if context is None:
             return tensor
         central = tensor.array
         array = context.strategy.extended.devices[context.local_replica_id].place(central)

@@ -228,6 +228,10 @@ def _require_one_machine(names: Sequence[str]) -> None:
 
 def default_devices() -> tuple[Device, ...]:
     """Return all logical devices on visible GPUs; without a GPU those on the CPU."""
+    return visible_gpus() or tuple(Device("CPU", i) for i in range(config.logical_count("CPU")))
+
+
+def visible_gpus() -> tuple[Device, ...]:
+    """Return all logical devices on visible GPUs."""
     config.use_devices()
-    gpus = tuple(Device("GPU", i) for i in range(config.logical_count("GPU")))
-    return gpus or tuple(Device("CPU", i) for i in range(config.logical_count("CPU")))
+    return tuple(Device("GPU", i) for i in range(config.logical_count("GPU")))

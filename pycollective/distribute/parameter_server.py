@@ -21,12 +21,14 @@ from pycollective.cluster import rules
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
-from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
-from pycollective.distribute.devices import Device
-from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.central_storage import AggregatingVariable
+from pycollective.distribute.creation import create_by_first
+from pycollective.distribute.devices import Device, visible_gpus
 from pycollective.distribute.launched_tasks import cluster_of_launcher
+from pycollective.distribute.mirrored import MirroredExtended
 from pycollective.distribute.per_worker_variable import PerWorkerVariable
 from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.replica_threads import ReplicaThreads
 from pycollective.distribute.server import (
     Chief,
     Server,
@@ -58,18 +60,24 @@ _LEAST_SHARD = 256 << 10
 _LARGE = 10**9
 
 
-class _ParameterServerExtended(StrategyExtended):
-    """One replica for each worker, and variables on servers in turn."""
+class _ParameterServerExtended(MirroredExtended):
+    """The replicas of a worker, and variables on servers in turn."""
+
+    input_per_replica = False
 
     def __init__(
         self,
+        devices: Sequence[Device],
         workers: int,
         servers: int,
         partitioner: Callable[..., Sequence[int]] | str | None,
         lock_free: bool,
         tasks: Chief | Server | None = None,
     ) -> None:
-        super().__init__([Device("CPU", 0)], ReductionToOneDevice())
+        super().__init__(devices)
+        self.updates_variables_once = len(devices) > 1
+        #: True if the replicas need an `AggregatingVariable` for each variable.
+        self._aggregates = self.updates_variables_once or devices[0].kind == "GPU"
         #: In a cluster: the chief's connections, or the worker that this process is; else None.
         self.tasks = tasks
         #: This process's connections to the parameter servers of a cluster.
@@ -99,6 +107,8 @@ class _ParameterServerExtended(StrategyExtended):
         """Create the locks and threads, also in a copy or in a forked process."""
         super().start_afresh()
         self._placing = threading.Lock()
+        #: The threads of replicas that no run uses.
+        self._idle_threads: deque[ReplicaThreads] = deque()
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -111,6 +121,19 @@ class _ParameterServerExtended(StrategyExtended):
                 "To use this dataset, you need to pass this dataset to "
                 "ClusterCoordinator.create_per_worker_dataset."
             )
+
+    @contextmanager
+    def _threads_of_run(self) -> Iterator[ReplicaThreads]:
+        """Yield the threads for a run; workers that are threads run their replicas at the same time."""
+        try:
+            threads = self._idle_threads.pop()
+        except IndexError:
+            threads = ReplicaThreads(self.num_local_replicas)
+        try:
+            yield threads
+        finally:
+            if threads.usable:
+                self._idle_threads.append(threads)
 
     def load(self) -> dict[str, dict[str, int]]:
         """Return the variables of each server and their bytes; in a cluster also updates and traffic."""
@@ -127,6 +150,9 @@ class _ParameterServerExtended(StrategyExtended):
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a variable on the next server, or one with shards on the next servers."""
+        return create_by_first(self.strategy, lambda: self._create(next_creator, **kwargs))
+
+    def _create(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         name = kwargs.get("name") or "Variable"
         initial: Any = kwargs.get("initial_value")
         if initial is None:
@@ -142,7 +168,7 @@ class _ParameterServerExtended(StrategyExtended):
                 parts.append(self._on_next_server(variable))
             return PerWorkerVariable(parts, name)
         if kwargs.get("synchronization") is VariableSynchronization.ON_READ:
-            return self._on_next_server(next_creator(**kwargs))
+            return self._aggregating(self._on_next_server(next_creator(**kwargs)))
         shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
         by_parts = callable(initial) and _takes_partitions(initial)
         if by_parts and (shape is None or dtype is None):
@@ -157,7 +183,7 @@ class _ParameterServerExtended(StrategyExtended):
         row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
         beside, owners = created_beside.get(), []
         if beside is not None:
-            owners = _parts(beside)
+            owners = [part.local() for part in _parts(beside)]
             if len(owners) > 1 and shape != beside.shape:
                 owners = owners[:1]
             lengths = [len(part) for part in owners] if len(owners) > 1 else [0]
@@ -169,7 +195,8 @@ class _ParameterServerExtended(StrategyExtended):
             shard_name = f"{name}/{n}" if n else name
             servers.append(self._next_server(shard_name, size, *owners[n : n + 1]))
         if len(servers) == 1:
-            return self._on_server(next_creator(**kwargs), servers[0], *owners[:1])
+            variable = self._on_server(next_creator(**kwargs), servers[0], *owners[:1])
+            return self._aggregating(variable)
         if not by_parts and math.prod(shape) > _LARGE:
             _log.warning(
                 "variable %r: its initial value has %d elements, and this task makes all of them before "
@@ -189,9 +216,18 @@ class _ParameterServerExtended(StrategyExtended):
             shard_name = f"{name}/part_{number}"
             changed = {**kwargs, "initial_value": value, "shape": part, "name": shard_name}
             shard = next_creator(**changed)
-            shards.append(self._on_server(shard, server, *owners[number : number + 1]))
+            shard = self._on_server(shard, server, *owners[number : number + 1])
+            shards.append(self._aggregating(shard))
             begin += length
         return ShardedVariable(shards, name)
+
+    def _aggregating(self, variable: Variable) -> Variable:
+        """Return the variable for the replicas, whose assignments are aggregated within the worker."""
+        if not self._aggregates:
+            return variable
+        shared = AggregatingVariable(self.strategy, variable)
+        shared.device = variable.device
+        return shared
 
     def _lengths(self, shape: TensorShape, dtype: Any) -> list[int]:
         """Return the number of rows of each shard, from the partitioner; ``[0]`` without shards."""
@@ -414,7 +450,12 @@ class ParameterServerStrategy(Strategy):
             tasks = _task_of(cluster, task, number, recover, snapshots)
         super().__init__(
             _ParameterServerExtended(
-                num_workers, num_ps, variable_partitioner, consistency == "hogwild", tasks
+                _devices_of_replicas(tasks),
+                num_workers,
+                num_ps,
+                variable_partitioner,
+                consistency == "hogwild",
+                tasks,
             )
         )
         self._warned = False
@@ -476,6 +517,17 @@ class ParameterServerStrategy(Strategy):
                 line += f", {load['bytes received']:,} received"
             lines.append(line)
         return "\n".join(lines)
+
+
+def _devices_of_replicas(tasks: Chief | Server | None) -> Sequence[Device]:
+    """Return the devices of a worker's replicas: all GPUs that it sees, or the CPU."""
+    gpus = visible_gpus()
+    if isinstance(tasks, Chief):
+        if tasks.gpus_of_worker is None:
+            tasks.gpus_of_worker = len(gpus)
+        if tasks.gpus_of_worker != len(gpus):
+            return [Device("CPU", number) for number in range(max(1, tasks.gpus_of_worker))]
+    return gpus or [Device("CPU", 0)]
 
 
 def _cluster_of(

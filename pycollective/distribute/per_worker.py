@@ -16,6 +16,7 @@ from pycollective.data import Dataset
 from pycollective.distribute.default import get_strategy
 from pycollective.distribute.input import DistributedDataset
 from pycollective.distribute.task_links import Link
+from pycollective.distribute.values import PerReplica
 from pycollective.distribute.worker_threads import current_worker
 from pycollective.tensor import IndexedSlices, Tensor, Variable, creator_scope
 
@@ -264,6 +265,8 @@ def as_result(value: Any) -> Any:
     if isinstance(value, IndexedSlices):
         values, indices = _own_tensor(value.values), _own_tensor(value.indices)
         return IndexedSlices(values, indices, value.dense_shape)
+    if isinstance(value, PerReplica):
+        return PerReplica([as_result(component) for component in value.values])
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, _PLAIN):
@@ -286,4 +289,6 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _as_numpy(value: Any) -> Any:
+    if isinstance(value, PerReplica):
+        return PerReplica([_as_numpy(component) for component in value.values])
     return value.numpy() if isinstance(value, Tensor) else value

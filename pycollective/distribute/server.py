@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -16,7 +17,7 @@ from functools import partial
 from json import dumps, loads
 from typing import Any, NoReturn
 
-from pycollective import arguments
+from pycollective import arguments, config
 from pycollective.cluster import ports, rules
 from pycollective.distribute.blas_threads import limit_to_share
 from pycollective.distribute.server_connections import Servers
@@ -308,6 +309,10 @@ class Server:
             if self._chiefs_run not in (None, run):
                 raise HandshakeError("the worker still serves another chief")
             self._chiefs_run = run
+            try:
+                link.send({"gpus": config.logical_count("GPU")})
+            except LinkLostError:
+                return
             self._set_chief(link)
             return
         if hello.get("address"):
@@ -362,12 +367,24 @@ class Chief:
         self.servers = Servers(self._server, cluster.num_tasks("ps"), uncached=True)
         if recover:
             self.servers.recover = lambda: self.find_servers_again(JOIN_SECONDS)
+        #: The number of GPUs that each worker must have, or None if no worker is connected yet.
+        self.gpus_of_worker: int | None = None
         #: The connections to the workers. A worker without a port in the cluster may begin later.
-        self._workers = {
-            number: self._link("worker", number)
-            for number in cluster.task_indices("worker")
-            if ports.has_port(cluster.task_address("worker", number))
-        }
+        self._workers: dict[int, Link] = {}
+        counts = {}
+        for number in cluster.task_indices("worker"):
+            if ports.has_port(cluster.task_address("worker", number)):
+                with contextlib.suppress(LinkLostError):  # it may serve another chief
+                    link, counts[number] = self._link_to_worker(number)
+                    self._workers[number] = link
+        if len(set(counts.values())) > 1:
+            self.end()
+            listed = ", ".join(f"worker {n} has {count}" for n, count in counts.items())
+            raise ValueError(
+                f"Mismatched number of GPUs per worker: {listed}. Let all workers see the same number, "
+                "such as by CUDA_VISIBLE_DEVICES"
+            )
+        self.gpus_of_worker = next(iter(counts.values()), None)
 
     def worker(self, number: int) -> Link | None:
         """Return the connection to a worker, or None before its first one."""
@@ -388,7 +405,14 @@ class Chief:
         address = reply.get("address") or self._cluster.task_address("worker", number)
         if not ports.has_port(address):
             raise UnavailableError(f"{task} has not begun")
-        self._workers[number] = link = self._link("worker", number, seconds, address)
+        link, gpus = self._link_to_worker(number, seconds, address)
+        if self.gpus_of_worker not in (None, gpus):
+            link.close()
+            raise UnavailableError(
+                f"Mismatched number of GPUs per worker: {task} has {gpus}, and this cluster's workers "
+                f"must have {self.gpus_of_worker}"
+            )
+        self._workers[number] = link
         link.send({"request": "ready"})
         while not link.has_reply(1.0):
             link.check()
@@ -423,6 +447,18 @@ class Chief:
         if "error" in reply:
             raise error_of(reply, link.task)
         return link
+
+    def _link_to_worker(
+        self, number: int, seconds: float | None = None, address: str | None = None
+    ) -> tuple[Link, int]:
+        """Return a connection to a worker, and the number of its GPUs."""
+        link = self._link("worker", number, seconds, address)
+        message, _ = link.receive()
+        gpus = message.get("gpus")
+        if not isinstance(gpus, int):
+            link.close()
+            raise LinkLostError(f"{link.task} did not send the number of its GPUs")
+        return link, gpus
 
     def _link(
         self, job: str, number: int, seconds: float | None = None, address: str | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array
+from pycollective.array_backend import Array, to_numpy
 from pycollective.tensor import IndexedSlices, Tensor, TensorShape, Variable, as_tensor, ops
 
 
@@ -299,7 +299,7 @@ def embedding_lookup(
             "embedding_lookup: params is an empty list; it must hold the table's parts"
         )
     index = as_tensor(ids).array
-    rows = ops.gather(parts[0], index) if len(parts) == 1 else _from_parts(parts, index)
+    rows = ops.gather(parts[0], index) if len(parts) == 1 else _from_parts(parts, to_numpy(index))
     if max_norm is None:
         return rows
     lengths = ops.reduce_sum(

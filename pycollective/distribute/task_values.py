@@ -18,6 +18,7 @@ import numpy as np
 
 from pycollective import errors
 from pycollective.distribute.task_links import spec_of
+from pycollective.distribute.values import PerReplica
 from pycollective.errors import NotFoundError
 from pycollective.launch.handshake import HandshakeError
 from pycollective.tensor import IndexedSlices, Tensor
@@ -102,6 +103,10 @@ def encode(value: Any, special: Special) -> tuple[list[Any], list[Any]]:
             tokens.append([*kind, len(value)])
             for item in value:
                 walk(item, level + 1)
+        elif isinstance(value, PerReplica):
+            tokens.append(["replicas", len(value.values)])
+            for item in value.values:
+                walk(item, level + 1)
         else:
             raise TypeError(
                 f"a {type(value).__name__} cannot be sent between the processes of a cluster: use "
@@ -140,6 +145,8 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
         if kind in ("list", "tuple"):
             values = [walk(level + 1) for _ in range(last)]
             return values if kind == "list" else tuple(values)
+        if kind == "replicas":
+            return PerReplica([walk(level + 1) for _ in range(last)])
         if kind == "namedtuple":
             cls = _named_tuple(token[1:-1], last)
             return tuple.__new__(cls, [walk(level + 1) for _ in range(last)])
@@ -168,7 +175,7 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
         raise HandshakeError(f"tokens that mean nothing: {error}") from None
 
 
-_CONTAINERS = ("dict", "OrderedDict", "list", "tuple", "namedtuple")
+_CONTAINERS = ("dict", "OrderedDict", "list", "tuple", "replicas", "namedtuple")
 
 
 def _kind_of(cls: type) -> list[str]:

@@ -561,6 +561,7 @@ def test_worker_keeps_the_chiefs_connection_if_a_late_one_has_ended():
             for sock in pair:
                 held.enter_context(sock)
         server._enter(Channel(first[0]), hello)
+        assert task_links.Link(Channel(first[1]), "worker").receive()[0]["gpus"] == 0
         late[1].close()
         server._enter(Channel(late[0]), hello)
         first[1].setblocking(False)

@@ -194,10 +194,15 @@ class Optimizer(OptimizerState):
                 )
         pairs = list(grads_and_vars)
         sparse: list[tuple[IndexedSlices, Variable]] = []
-        if self._updates_rows() and context is None and this_thread.sums is None:
+        shared = extended is not None and context is not None and extended.updates_variables_once
+        aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
+        if self._updates_rows() and (context is None or shared) and this_thread.sums is None:
             pairs, sparse = _split(pairs)
             if sparse and all(gradient is None for gradient, _ in pairs):
                 self._warn_of_missing(tuple(variable.name for _, variable in pairs))
+                if shared and context is not None:
+                    context.merge_call(self._update_once, args=([], [], sparse, aggregate))
+                    return self._iterations
                 self._step_rows(sparse)
                 with_arrays([self._iterations], count_one)
                 return self._iterations
@@ -210,19 +215,17 @@ class Optimizer(OptimizerState):
         gradients = self._as_before(pairs, strategy)
         if gradients is None:
             gradients, pairs = self._checked(pairs, strategy)
+        variables = [variable for _, variable in pairs]
+        if shared and context is not None:
+            tensors = [Tensor(g) for g in gradients]
+            context.merge_call(self._update_once, args=(tensors, variables, sparse, aggregate))
+            return self._iterations
         if sparse:  # after the checks, so that an error changes no variable
             self._step_rows(sparse)
-        variables = [variable for _, variable in pairs]
-        if context is not None and extended is not None:
-            aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-            if extended.updates_variables_once:
-                tensors = [Tensor(g) for g in gradients]
-                context.merge_call(self._update_once, args=(tensors, variables, aggregate))
-                return self._iterations
-            if aggregate:
-                gradients = extended.reduce_in_replica(
-                    context, ReduceOp.SUM, gradients, extended.gradient_options
-                )
+        if context is not None and extended is not None and aggregate:
+            gradients = extended.reduce_in_replica(
+                context, ReduceOp.SUM, gradients, extended.gradient_options
+            )
         self._step(gradients, variables)
         return self._iterations
 
@@ -266,7 +269,7 @@ class Optimizer(OptimizerState):
             clip = clipped([total], self.clipvalue, self.clipnorm, None)
 
             slots = self._slots[id(variable)][1]
-            group = [variable, *[slots[name] for name in names]]
+            group = [each.local() for each in (variable, *[slots[name] for name in names])]
             if self._updated_on_servers([group], clip, learning_rate, step, index):
                 continue
 
@@ -274,22 +277,29 @@ class Optimizer(OptimizerState):
                 kept = {name: [array] for name, array in zip(names, arrays[1:], strict=True)}
                 self._update_steps(arrays[:1], gradients, kept, learning_rate, step)
 
-            variable.update_rows(group[1:], index, update)
+            group[0].update_rows(group[1:], index, update)
 
     def _update_once(
         self,
         strategy: AnyStrategy,
         gradients: list[Any],
         variables: list[Variable],
+        sparse: list[tuple[Any, Variable]],
         aggregate: bool,
     ) -> None:
         """Update variables that the replicas share, by the sum of their gradients."""
+        pairs = [*zip(gradients, variables, strict=True), *sparse]
         if aggregate:
-            pairs = list(zip(gradients, variables, strict=True))
             summed = strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs)
         else:
-            summed = [strategy.experimental_local_results(gradient)[0] for gradient in gradients]
-        self._step([gradient.array for gradient in summed], variables)
+            summed = [strategy.experimental_local_results(gradient)[0] for gradient, _ in pairs]
+        rows = zip(summed[len(variables) :], [variable for _, variable in sparse], strict=True)
+        if sparse:
+            self._step_rows(list(rows))
+        if variables:
+            self._step([gradient.array for gradient in summed[: len(variables)]], variables)
+        else:
+            with_arrays([self._iterations], count_one)
 
     def _step(self, gradients: list[Array], variables: list[Variable]) -> None:
         """Update this replica's copies by the gradients of all replicas."""

@@ -28,7 +28,10 @@ def summed_gradients(
     extended = context.strategy.extended
     options = extended.gradient_options
     likes = {i: variable.local().like().array for i, variable in enumerate(variables)}
-    reduction = extended.begin_reduction(context, list(likes.values()), ReduceOp.SUM, options)
+    reduction = None
+    # Gradients of rows have no buckets.
+    if not any([getattr(variable, "_by_rows", False) for variable in variables]):
+        reduction = extended.begin_reduction(context, list(likes.values()), ReduceOp.SUM, options)
     if reduction is not None:
         connected = tape.connected(target, variables)
         if not all(connected):

@@ -19,7 +19,7 @@ from pycollective.distribute.input import DistributedDataset, DistributedIterato
 from pycollective.distribute.input_options import InputContext
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.values import DistributedValues
+from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.keras.backend import floatx
 from pycollective.keras.losses.loss import broadcast_weights
 from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -171,6 +171,33 @@ def _distributed(strategy: Strategy, dataset: Dataset) -> Any:
     if isinstance(strategy, ParameterServerStrategy):
         return dataset  # the coordinator reads it, and gives each batch to a worker
     return strategy.experimental_distribute_dataset(dataset)
+
+
+def divided_among_replicas(strategy: ParameterServerStrategy, element: Any) -> Any:
+    """Return a batch that the coordinator has read, with a part for each replica of this worker.
+
+    The batch of a distributed dataset has its parts already.
+    """
+    devices = strategy.extended.devices
+    leaves = nest.flatten(element, by_key=True)
+    on_one_cpu = len(devices) == 1 and devices[0].kind == "CPU"
+    if on_one_cpu or any(isinstance(leaf, DistributedValues) for leaf in leaves):
+        return element
+    arrays, parts = [as_tensor(leaf).array for leaf in leaves], []
+    for replica, device in enumerate(devices):
+        cut = [_part(array, replica, len(devices)) for array in arrays]
+        parts.append([Tensor(device.place(array)) for array in cut])
+    columns = zip(*parts, strict=True)
+    found = [column[0] if len(column) == 1 else PerReplica(column) for column in columns]
+    return nest.pack_as(element, found, by_key=True)
+
+
+def _part(array: Array, number: int, parts: int) -> Array:
+    """Return one of several parts of the rows of an array; the last ones may have fewer rows."""
+    if not array.ndim:
+        return array
+    rows = -(-len(array) // parts)
+    return array[number * rows : (number + 1) * rows]
 
 
 class _BatchesOfWorkers:

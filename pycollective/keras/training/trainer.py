@@ -21,6 +21,7 @@ from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.executor import Executor
 from pycollective.keras.training.inputs import (
     batches_of,
+    divided_among_replicas,
     first_of,
     rows_of_element,
     sharded_by_rows,
@@ -553,6 +554,8 @@ class Trainer(Learner):
     ) -> list[Any]:
         """Call the method named ``step`` with each element, in all replicas; return the results."""
         strategy, make = self.distribute_strategy, getattr(self, step)
+        if isinstance(strategy, ParameterServerStrategy):
+            elements = [divided_among_replicas(strategy, element) for element in elements]
         if self.run_eagerly:
             make = eagerly(make)
         prepare = None if class_weight is None else weighted_by_class(class_weight)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...array_backend import Array, asarray, is_array, on_host, scattered
+from ...array_backend import Array, asarray, is_array, on_host, scattered, to_numpy
 from ..compiled import contiguous, joined, placed
 from ..multiple import Rows
 from ..tape import new_key, record, record_many, thread_state
@@ -182,7 +182,8 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     the device. An index out of range gives NaN, and has no gradient.
     """
     if getattr(params, "_by_rows", False) and axis == 0:
-        return _gathered_rows(params, indices)
+        rows: Tensor = params._for_replica(_gathered_rows(params.local(), indices))
+        return rows
     x = as_tensor(params)
     a = x.array
     index = asarray(as_tensor(indices).array, like=a)
@@ -216,7 +217,7 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
 
 def _gathered_rows(variable: Any, indices: Any) -> Tensor:
     """Return rows of a variable without reading the others; their gradient is an `IndexedSlices`."""
-    index = as_tensor(indices).array
+    index = to_numpy(as_tensor(indices).array)
     like = variable.like()
     length, *row = like.shape
     if index.dtype.kind not in "iu":
