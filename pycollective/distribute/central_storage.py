@@ -24,7 +24,8 @@ class AggregatingVariable(MirroredVariable):
     """A variable with one component, which the replicas share.
 
     In a replica function every replica must make the same assignments. Each assignment is a merge
-    point, which assigns the aggregate of the replicas' values once.
+    point, which assigns the aggregate of the replicas' values once. The replicas add to an ``ON_READ``
+    sum one by one.
     """
 
     def __init__(self, strategy: AnyStrategy, variable: Variable) -> None:
@@ -76,6 +77,13 @@ class AggregatingVariable(MirroredVariable):
         return record(array, (tensor,), lambda g, _need: (asarray(g, like=central),))
 
     def _write(self, method: str, value: Any) -> Variable:
+        is_sum = (
+            self._synchronization is VariableSynchronization.ON_READ
+            and self._aggregation is VariableAggregation.SUM
+        )
+        if is_sum and method in ("assign_add", "assign_sub"):
+            getattr(self.local(), method)(value)  # needs no merge point
+            return self
         if self._replica_context() is not None and self._aggregation is VariableAggregation.NONE:
             raise ValueError(
                 "You must specify an aggregation method to update a AggregatingVariable in Replica "

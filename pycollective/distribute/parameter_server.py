@@ -351,12 +351,14 @@ def _takes_partitions(function: Callable[..., Any]) -> bool:
 class ParameterServerStrategy(Strategy):
     """Asynchronous training: variables are on servers, and each worker trains on its own.
 
-    `ClusterCoordinator` schedules functions on the workers. Without a cluster, servers and workers are
-    threads of this process. In a cluster, every task runs the same program. The constructor returns on
-    the chief, and on a worker, which runs the program up to the first scheduled function. On a
-    parameter server the constructor serves until the chief ends, and then ends the process. The
-    cluster's evaluator connects to no other task: its servers and workers are threads, as without a
-    cluster.
+    `ClusterCoordinator` schedules functions on the workers. Each worker has a replica on each GPU that
+    it sees, or one replica on the CPU. Values that its replicas assign are aggregated.
+
+    Without a cluster, servers and workers are threads of this process. In a cluster, every task runs
+    the same program. The constructor returns on the chief, and on a worker, which runs the program up
+    to the first scheduled function. On a parameter server the constructor serves until the chief ends,
+    and then ends the process. The cluster's evaluator connects to no other task: its servers and
+    workers are threads, as without a cluster.
 
     Parameters
     ----------
@@ -399,7 +401,8 @@ class ParameterServerStrategy(Strategy):
     ValueError
         The cluster has no parameter server, no worker or a task of unknown type. It does not have this
         task. A parameter server's address has port 0. There is no worker or no server.
-        ``consistency`` is unknown. ``recover`` is True without a ``snapshot_dir``.
+        ``consistency`` is unknown. ``recover`` is True without a ``snapshot_dir``. The workers have
+        different numbers of GPUs.
     TypeError
         ``cluster_resolver``, ``variable_partitioner`` or a number has another type.
     """
@@ -477,7 +480,7 @@ class ParameterServerStrategy(Strategy):
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Call a function once, in replica context; see `Strategy.run`.
+        """Call a function once for each replica of this worker; see `Strategy.run`.
 
         Call this method in a function that `ClusterCoordinator.schedule` runs on a worker. Elsewhere
         the function runs in the caller's thread, with a warning in the log.
@@ -486,7 +489,7 @@ class ParameterServerStrategy(Strategy):
         return super().run(fn, args, kwargs, options)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
-        """Reduce the value of this worker's replica; see `Strategy.reduce`, and `run`."""
+        """Reduce a value over this worker's replicas; see `Strategy.reduce`, and `run`."""
         self._warn_outside_workers()
         return super().reduce(reduce_op, value, axis)
 
@@ -510,6 +513,8 @@ class ParameterServerStrategy(Strategy):
         """
         extended = self.extended
         lines = [f"workers: {extended.num_parameter_workers} {self._kind()}"]
+        if extended.num_local_replicas > 1:
+            lines[0] += f", each with {extended.num_local_replicas} replicas"
         for name, load in extended.load().items():
             line = f"{name}: {load['variables']} variables, {load['bytes']:,} bytes"
             if "updates" in load:

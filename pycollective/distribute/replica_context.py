@@ -56,11 +56,8 @@ class ReplicaContext:
         #: This replica's number in its process; TensorFlow's programs use the second name.
         self.local_replica_id = self._replica_id = replica
         self._run = run
-
-    @property
-    def threads(self) -> ReplicaThreads | None:
-        """The threads of this run's replicas, or None for one replica."""
-        return None if self._run is None else self._run.threads
+        #: The threads of this run's replicas, or None for one replica.
+        self.threads: ReplicaThreads | None = None if run is None else run.threads
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -357,7 +357,7 @@ class ReplicaThreads:
     Attributes
     ----------
     communicators, reducers : list
-        Those of each replica, if the strategy makes them in `Replicas.begin_run`.
+        A communicator and a reducer for each replica, if the strategy makes them in `begin_run`.
     """
 
     def __init__(self, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import hangs
@@ -37,6 +38,8 @@ def replica_id():
 def test_each_worker_has_a_replica_on_each_gpu(gpus):
     strategy, coordinator = made()
     assert strategy.num_replicas_in_sync == gpus
+    each = ", each with 2 replicas" if gpus > 1 else ""
+    assert strategy.describe().splitlines()[0] == f"workers: 2 threads of this process{each}"
     contexts = []
 
     def dataset_fn(context):
@@ -90,6 +93,25 @@ def test_assignments_of_replicas_are_aggregated_within_the_worker(
         coordinator.schedule(step)
     coordinator.join()
     assert v.numpy().tolist() == [[5 * (expected if gpus > 1 else 1.0)] * 3] * 2
+
+
+def test_sums_of_replicas_are_one_variable_on_a_server(gpus):
+    strategy, coordinator = made()
+    kind = {
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.SUM,
+    }
+    with strategy.scope():
+        v = tf.Variable(5.0, **kind)
+
+    def replica():
+        v.assign(1.0 + int(replica_id()))
+        v.assign_add(2.0)
+        assert isinstance(tf.convert_to_tensor(v).array, DeviceArray)
+
+    coordinator.schedule(tf.function(lambda: strategy.run(replica))).get()
+    assert float(v.numpy()) == {1: 3, 2: 7}[gpus]
+    assert v.device == "/job:ps/replica:0/task:0/device:CPU:0"
 
 
 def test_assignment_without_aggregation_raises_in_replicas(gpus):
@@ -165,14 +187,14 @@ def test_variable_of_each_worker_is_that_of_its_replicas(gpus):
     assert sum(float(value) for value in v.read_all()) == 6 * gpus
 
 
-def trained(strategy, run, table_rows, how="apply", steps=3):
+def trained(strategy, run, table_rows, how, rule, steps=3):
     """Return variables after steps on equal batches of 4 rows."""
     rng = np.random.default_rng(0)
     x, ids = rng.normal(size=(4, 3)).astype(np.float32), np.array([0, 4, 4, 1])
     with strategy.scope():
         w = tf.Variable(np.ones((3, 2), np.float32), name="w")
         table = tf.Variable(np.ones((table_rows, 2), np.float32), name="table")
-        optimizer = tf.keras.optimizers.Adam(0.1)
+        optimizer = getattr(tf.keras.optimizers, rule)(0.1)
     parts = [*getattr(w, "variables", [w]), *getattr(table, "variables", [table])]
     devices = strategy.extended.devices
 
@@ -204,19 +226,19 @@ def trained(strategy, run, table_rows, how="apply", steps=3):
 
 @pytest.mark.parametrize("table_rows", [5, 10_000])  # of the larger one, rows alone are read
 @pytest.mark.parametrize("how", ["apply", "minimize", "rows"])
+@pytest.mark.parametrize("rule", ["Adam", "Adagrad"])  # Adagrad changes rows with a gradient alone
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_training_gives_the_values_of_one_replica(shards, table_rows, how):
+def test_training_gives_the_values_of_one_replica(shards, table_rows, how, rule):
     strategy, coordinator = made(variable_partitioner=P.FixedShardsPartitioner(shards))
 
     def run(step):
         coordinator.schedule(tf.function(step)).get()
 
-    found = trained(strategy, run, table_rows, how)
-    expected = trained(
-        tf.distribute.OneDeviceStrategy("cpu:0"), lambda step: step(), table_rows, how
-    )
+    found = trained(strategy, run, table_rows, how, rule)
+    one = tf.distribute.OneDeviceStrategy("cpu:0")
+    expected = trained(one, lambda step: step(), table_rows, how, rule)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
@@ -316,8 +338,8 @@ def output(tmp_path, counts, script):
 STEPS = """
 with strategy.scope():
     v = tf.Variable(np.zeros(3, np.float32), aggregation=tf.VariableAggregation.SUM)
-    w = tf.Variable(np.zeros(3, np.float32))
-    optimizer = tf.keras.optimizers.SGD(1.0)
+    w = tf.Variable(np.zeros(3, np.float32), name="w")
+    optimizer = tf.keras.optimizers.Adam(1.0)
 
 def replica():
     context = tf.distribute.get_replica_context()
@@ -330,12 +352,12 @@ def replica():
 
 @tf.function
 def step():
-    return strategy.run(replica)
+    ids = strategy.run(replica)
+    return ids, [slot.local()._slot_of for slot in optimizer.variables if slot.ndim]
 
-ids = [coordinator.schedule(step) for _ in range(4)]
-coordinator.join()
-ids = [[int(i) for i in found.get().values] for found in ids]
-print(strategy.num_replicas_in_sync, v.numpy().tolist(), w.numpy().tolist(), ids)
+found = [coordinator.schedule(step).get() for _ in range(4)]
+ids, slots = [[int(i) for i in ids.values] for ids, _ in found], found[-1][1]
+print(strategy.num_replicas_in_sync, v.numpy().tolist(), w.numpy().round(3).tolist(), ids, slots)
 """
 
 
@@ -346,8 +368,29 @@ def test_replicas_of_workers_in_processes(tmp_path, monkeypatch, transport, of_c
     monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", transport) if transport else None
     counts = {"chief": [of_chief], "ps": [0], "worker": [2, 2]}
     status, said, errors = output(tmp_path, counts, STEPS)
-    expected = f"2 {[8.0] * 3} {[-8.0] * 3} {[[0, 1]] * 4}"
+    expected = f"2 {[8.0] * 3} {[-4.0] * 3} {[[0, 1]] * 4} {['w#0'] * 2}"
     assert (status, said.strip()) == (0, expected), errors
+
+
+FIT = """
+with strategy.scope():
+    dense = tf.keras.layers.Dense(2, kernel_initializer="ones")
+    model = tf.keras.Sequential([tf.keras.Input((3,)), dense])
+    model.compile(optimizer=tf.keras.optimizers.SGD(0.01), loss="mse", metrics=["mae"])
+x, y = np.arange(33, dtype=np.float32).reshape(11, 3) / 33, np.zeros((11, 2), np.float32)
+model.fit(x, y, batch_size=11, epochs=3, verbose=0)
+print([*model.evaluate(x, y, batch_size=4, verbose=0), float(model.predict(x, verbose=0).sum())])
+"""
+
+
+@pytest.mark.slow
+def test_fit_with_replicas_of_workers_in_processes(tmp_path, capsys):
+    counts = {"chief": [0], "ps": [0], "worker": [2, 2]}
+    status, said, errors = output(tmp_path, counts, FIT)
+    exec(FIT, {"strategy": tf.distribute.OneDeviceStrategy("cpu:0"), "tf": tf, "np": np})
+    expected = capsys.readouterr().out
+    assert status == 0, errors
+    np.testing.assert_allclose(json.loads(said), json.loads(expected), rtol=1e-5)
 
 
 @pytest.mark.slow
