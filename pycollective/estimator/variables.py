@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.distribute.context import created_once
-from pycollective.distribute.sharded import whole_of
+from pycollective.distribute.sharded import shards_of
 from pycollective.distribute.variables import AggregateInitialValue
 from pycollective.keras.backend import fresh_names
 from pycollective.tensor import (
@@ -77,19 +77,17 @@ class ModelVariables(Trackable):
         """Return the variables that a tape watches, in the order of their first use."""
         owners = {
             id(part): variable
-            for variable in self._variables.values()
+            for variable in shards_of(self._variables.values())
             for part in (variable, *getattr(variable, "values", ()))
         }
         found: dict[int, Variable] = {}
         for watched in tape.watched_variables():
-            shard = whole_of(watched) is not watched
-            owner = owners.get(id(whole_of(watched)))
-            if owner is None:
+            variable = owners.get(id(watched))
+            if variable is None:
                 raise ValueError(
                     f"model_fn uses the variable {watched.name!r}, which was made outside of "
                     "model_fn, so that the estimator could not save it: make the model in model_fn"
                 )
-            variable = watched if shard else owner
             found[id(variable)] = variable
         return list(found.values())
 

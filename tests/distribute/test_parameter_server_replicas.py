@@ -306,6 +306,25 @@ def test_checkpoint_is_restored_with_another_number_of_replicas(gpus, tmp_path):
     assert v.numpy().tolist() == plain.numpy().tolist()
 
 
+@pytest.mark.usefixtures("gpus")
+def test_estimator_trains_shards(tmp_path):
+    strategy, _ = made(variable_partitioner=P.FixedShardsPartitioner(2))
+    x = np.linspace(-1, 1, 40, dtype=np.float32).reshape(10, 4)
+
+    def input_fn():
+        data = {"x": x}, x.sum(1, keepdims=True)
+        return tf.data.Dataset.from_tensor_slices(data).repeat().batch(10)
+
+    regressor = tf.estimator.LinearRegressor(
+        [tf.feature_column.numeric_column("x", shape=(4,))],
+        optimizer=tf.keras.optimizers.SGD(0.1),
+        model_dir=tmp_path,
+        config=tf.estimator.RunConfig(train_distribute=strategy),
+    )
+    regressor.train(input_fn, steps=100)
+    assert regressor.evaluate(input_fn, steps=2)["loss"] < 0.01
+
+
 # Processes ----------------------------------------------------------------------------------------
 
 STAND_IN = """
