@@ -59,14 +59,15 @@ class AggregatingVariable(MirroredVariable):
         tensor = super()._read()
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA and not tensor.ndim:
             return tensor
-        return self._for_replica(tensor)
+        return self.for_replica(tensor)
 
     @property
     def _by_rows(self) -> bool:  # type: ignore[override]
         """True if replicas look up rows of the variable on a parameter server."""
         return self.local()._by_rows
 
-    def _for_replica(self, tensor: Tensor) -> Tensor:
+    def for_replica(self, tensor: Tensor) -> Tensor:
+        """Return a value of this variable on the device of the replica that reads it."""
         context = self._replica_context()
         if context is None:
             return tensor

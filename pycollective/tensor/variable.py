@@ -248,7 +248,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         """Return a tensor with the value's shape, dtype and device; its elements may be others."""
         return self.current() if self._like is None else self._like
 
-    def _for_replica(self, tensor: Tensor) -> Tensor:
+    def for_replica(self, tensor: Tensor) -> Tensor:
         """Return a value of this variable on the device of the replica that reads it."""
         return tensor
 

@@ -182,7 +182,7 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     the device. An index out of range gives NaN, and has no gradient.
     """
     if getattr(params, "_by_rows", False) and axis == 0:
-        rows: Tensor = params._for_replica(_gathered_rows(params.local(), indices))
+        rows: Tensor = params.for_replica(_gathered_rows(params.local(), indices))
         return rows
     x = as_tensor(params)
     a = x.array
