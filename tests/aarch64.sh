@@ -36,6 +36,7 @@ cmake -S . -B "$work/build" -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PR
   -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_BUILD_TYPE=None \
   -DCMAKE_CXX_FLAGS="-O1 -isystem $root/usr/include" -DPYCOLLECTIVE_CUDA=OFF \
   -DSKBUILD_PROJECT_VERSION=0 -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" \
+  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=6 \
   -DPython_EXECUTABLE="$(command -v python)" -DPython_INCLUDE_DIR="$include" \
   -DPYTHON_MODULE_EXTENSION=.so >"$work/log" || { cat "$work/log"; exit 1; }
 cmake --build "$work/build" -j "$(nproc)" >"$work/log" 2>&1 || { tail -n 50 "$work/log"; exit 1; }

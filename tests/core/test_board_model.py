@@ -37,7 +37,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
     def run(*arguments: str | Path) -> None:
         # The padding of an execution is part of a state. -fno-lifetime-dse keeps its zeros.
-        options = "-std=c++20 -O2 -fno-access-control -fno-builtin-memcpy -fno-lifetime-dse".split()
+        options = "-std=c++20 -O3 -march=native -fno-access-control -fno-builtin-memcpy".split()
+        options.append("-fno-lifetime-dse")
         subprocess.run(["g++", *options, f"-I{_HERE}", f"-I{_CORE}", *arguments], check=True)
 
     def compiled(file: Path) -> Path:
