@@ -64,6 +64,7 @@ def up(shapes: str, filters: int, size: int) -> Case:
 
 
 def pool(shapes: str, size: int, stride: int, kind: str) -> Case:
+    """Return a pooling of a kind: the maximum or the average."""
     jax = {
         "max": f"lax.reduce_window(x, -jnp.inf, lax.max, (1, {size}, {size}, 1), "
         f"(1, {stride}, {stride}, 1), 'VALID')",

@@ -4,8 +4,8 @@
 #     tests/sanitize.sh address|thread [pytest arguments]
 #
 # "address" finds wrong memory accesses and undefined behaviour, "thread" data races. The script needs
-# a virtual environment with this package, the extra [dev], cmake and ninja (pip) and GCC. Python itself is not
-# instrumented: the sanitizer's library is loaded before it.
+# a virtual environment with this package, the extra [dev], cmake and ninja (pip) and GCC. Python itself
+# is not instrumented: the sanitizer's library is loaded before it.
 set -euo pipefail
 kind=${1:?"address or thread"}
 shift

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from ..array_backend import REAL_DTYPES, Array, empty, on_host
-from ..launching import defines, launch
+from ..gpu_kernels import defines, launch
 
 _LABELS = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
 _MOST_CLASSES = 256

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..array_backend import Array, empty, in_c_order
-from ..launching import defines, index_type, launch
+from ..gpu_kernels import defines, index_type, launch
 from .sums import column_sums
 
 #: Result, mean, variance, and the function for the gradients; see `normalized`.

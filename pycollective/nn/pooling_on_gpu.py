@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..array_backend import REAL_DTYPES, Array, empty, in_c_order, on_host
-from ..launching import defines, index_type, launch
+from ..gpu_kernels import defines, index_type, launch
 from .window import Window
 
 _SHAPE = np.dtype(

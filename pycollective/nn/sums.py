@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..array_backend import REAL_DTYPES, Array, empty, on_host
-from ..launching import defines, launch
+from ..gpu_kernels import defines, launch
 from ..tensor.compiled import reduced
 
 #: The number of threads that keeps a GPU busy, and the least number of rows for each, in the first pass.

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import FLOAT32, Array, empty, native, scatter_add
-from ..launching import defines, launch
+from ..gpu_kernels import defines, launch
 from ..workspace import workspace
 from .compiled import put
 
