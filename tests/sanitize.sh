@@ -23,7 +23,7 @@ tests=("$@")
 targets=(_core)
 [[ " ${tests[*]}" != *" tests/nn"* ]] || targets+=(_nn)
 cmake --build "$work/build" -j "$(nproc)" --target "${targets[@]}" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-# Tests of the core alone need no instrumented kernels of neural networks, but the kernels.
+# Tests of the core alone import the kernels of neural networks, which need not be instrumented.
 kernels=$(cd "$work" && python -c "import pycollective._nn; print(pycollective._nn.__file__)")
 cp -r "$top/pycollective" "$work/pycollective"
 rm -f "$work"/pycollective/_*.so

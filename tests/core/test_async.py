@@ -42,6 +42,19 @@ def progress_threads_become(count):
     return False
 
 
+def ended(script, tmp_path):
+    """Run a script in a process of its own, and return the ended process."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
 def calls(c):
     """Return calls of collectives, each with its result; each call takes ``async_op``."""
     n, r = c.size, c.rank
@@ -341,15 +354,7 @@ threading.Thread(target=awaited, daemon=True).start()
 time.sleep(0.08)
 print("ends", flush=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = ended(script, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
 
 
@@ -385,15 +390,7 @@ threading.Thread(target=work.wait, daemon=True).start()
 time.sleep(0.2)
 print("ends", flush=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = ended(script, tmp_path)
     assert (done.returncode, done.stdout) == (0, "ends\n"), done
 
 
