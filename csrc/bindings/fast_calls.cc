@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -46,7 +47,8 @@ constexpr Kind kKinds[] = {
     {Collective::scatter, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}},
     {Collective::gather, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}},
     {Collective::all_gather, {{P::x, P::out, P::algorithm, P::async_op}, 1}},
-    {Collective::all_to_all, {{P::x, P::out, P::algorithm, P::async_op}, 1}},
+    {Collective::all_to_all,
+     {{P::x, P::counts, P::out_counts, P::out, P::algorithm, P::async_op}, 2}},
     {Collective::barrier, {{P::async_op}, 0}},
 };
 
@@ -79,9 +81,22 @@ bool is_name(PyObject* object, PyObject* name) {
   return object == name || (PyUnicode_CheckExact(object) && PyUnicode_Compare(object, name) == 0);
 }
 
+// Returns true for a list or tuple with this number for each rank. Raises nothing.
+bool has_equal_counts(PyObject* counts, int size, Py_intptr_t expected) {
+  if (!counts || !(PyList_CheckExact(counts) || PyTuple_CheckExact(counts))) return false;
+  if (PySequence_Fast_GET_SIZE(counts) != size) return false;
+  for (int r = 0; r < size; ++r) {
+    int count = 0;
+    if (!read_number(PySequence_Fast_ITEMS(counts)[r], INT_MAX, count)) return false;
+    if (count != expected) return false;
+  }
+  return true;
+}
+
 // The arguments of a collective.
 struct Request {
   PyObject *x = nullptr, *out = nullptr, *op = nullptr;
+  PyObject *counts = nullptr, *out_counts = nullptr;
   int root = 0;
   bool automatic = true;  // "auto", not "direct"
   bool later = false;     // async_op
@@ -90,6 +105,8 @@ struct Request {
   bool read(const Arguments& given, int size) {
     x = given.unless_none(P::x);
     out = given.unless_none(P::out);
+    counts = given.unless_none(P::counts);
+    out_counts = given.unless_none(P::out_counts);
     op = given[P::op] ? given[P::op] : name_sum;
     if (given[P::root] && !read_number(given[P::root], size - 1, root)) return false;
     if (PyObject* name = given[P::algorithm]) {
@@ -148,7 +165,16 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
       part[0] /= communicator.size();
       shape = {part.data(), shape.size()};
     }
-    const CallKey key{kind.collective, {x->descr, request.op}, request.root, shape};
+    CallKey key{kind.collective, {x->descr, request.op}, request.root, shape};
+    if (request.counts || request.out_counts) {
+      const int size = communicator.size();
+      if (shape.empty() || shape[0] % size != 0 ||
+          !has_equal_counts(request.counts, size, shape[0] / size) ||
+          !has_equal_counts(request.out_counts, size, shape[0] / size)) {
+        return Py_NotImplemented;
+      }
+      key.parts = Parts::own_equal;
+    }
     const RepeatedCall* known = state.repeated.find(key);
     if (!known) known = learn(state.repeated, key, x->descr, request.op);
     if (!known || !(request.automatic ? known->automatic : known->direct)) {
@@ -453,8 +479,8 @@ PyObject* new_work(const std::shared_ptr<Task>& task, PyObject* result) {
 void bind_fast_calls(py::module_& m) {
   auto intern = [](const char* text) { return text ? PyUnicode_InternFromString(text) : nullptr; };
   constexpr std::array<const char*, kParameters> kNames = {
-      nullptr,     "x",        "arrays", "op",     "root", "out",
-      "algorithm", "async_op", "dest",   "source", "tag"};
+      nullptr,    "x",    "arrays", "op",  "root",   "out",       "algorithm",
+      "async_op", "dest", "source", "tag", "counts", "out_counts"};
   std::transform(kNames.begin(), kNames.end(), parameter_names.begin(), intern);
   name_sum = intern("sum"), name_auto = intern("auto"), name_direct = intern("direct");
   name_result = intern("_result"), name_tasks = intern("_tasks");

@@ -29,9 +29,11 @@ enum class Parameter : std::uint8_t {
   async_op,
   dest,
   source,
-  tag
+  tag,
+  counts,
+  out_counts
 };
-inline constexpr std::size_t kParameters = 11;
+inline constexpr std::size_t kParameters = 13;
 
 // The parameters of a method, in the order of its declaration. The first `positional` of them may
 // be positional arguments.

@@ -162,6 +162,20 @@ PreparedCall Communicator::prepare_all_to_all(const Array& array,
                                     *std::max_element(output_counts.begin(), output_counts.end()));
   prepared.buffers.pairwise = true;
   set_plan(prepared, direct_all_to_all(), 0);
+  if (!uses_direct_path(direct_all_to_all())) return prepared;
+  auto are_equal = [&](const std::vector<std::size_t>& counts) {
+    return std::ranges::all_of(counts, [&](std::size_t n) { return n == input_counts[0]; });
+  };
+  DirectCall& direct = prepared.direct;
+  direct.collective = Collective::all_to_all;
+  direct.input = prepared.buffers.input;
+  direct.output = prepared.buffers.output;
+  direct.item = array.item;
+  direct.parts = Parts::different;
+  if (are_equal(input_counts) && are_equal(output_counts)) {
+    direct.parts = Parts::own_equal;
+    direct.count = input_counts[0];
+  }
   return prepared;
 }
 
@@ -197,7 +211,11 @@ void Communicator::set_plan(PreparedCall& prepared, const Algorithm& algorithm, 
 // Making calls ---------------------------------------------------------------------------------
 
 Progress Communicator::advance() {
-  if (auto* direct = std::get_if<DirectExecution>(&execution_)) return direct->advance();
+  if (auto* direct = std::get_if<DirectExecution>(&execution_)) {
+    const Progress progress = direct->advance();
+    if (progress != Progress::done || !direct->parts_differ()) return progress;
+    execution_.emplace<Execution>(*plan_, buffers_, endpoint());
+  }
   return std::get<Execution>(execution_).advance();
 }
 
@@ -207,23 +225,27 @@ std::vector<int> Communicator::awaited() const {
 }
 
 bool Communicator::begin(const PreparedCall& prepared, int spins) {
-  return prepared.plan ? begin(prepared, prepared.buffers.input, prepared.buffers.output, spins)
-                       : begin(prepared, prepared.direct.input, prepared.direct.output, spins);
+  return prepared.begins_directly()
+             ? begin(prepared, prepared.direct.input, prepared.direct.output, spins)
+             : begin(prepared, prepared.buffers.input, prepared.buffers.output, spins);
 }
 
 bool Communicator::begin(const PreparedCall& prepared, const void* input, void* output, int spins) {
   enter(endpoint(), prepared.record);
   try {
     if (prepared.plan) {
-      Buffers buffers = prepared.buffers;
-      buffers.input = static_cast<const std::byte*>(input);
-      buffers.output = static_cast<std::byte*>(output);
-      execution_.emplace<Execution>(*prepared.plan, buffers, endpoint());
-    } else {
+      plan_ = prepared.plan;
+      buffers_ = prepared.buffers;
+      buffers_.input = static_cast<const std::byte*>(input);
+      buffers_.output = static_cast<std::byte*>(output);
+    }
+    if (prepared.begins_directly()) {
       DirectCall call = prepared.direct;
       call.input = static_cast<const std::byte*>(input);
       call.output = static_cast<std::byte*>(output);
       execution_.emplace<DirectExecution>(endpoint(), call);
+    } else {
+      execution_.emplace<Execution>(*plan_, buffers_, endpoint());
     }
     return poll(spins);
   } catch (...) {

@@ -49,9 +49,13 @@ std::vector<Part> contiguous_parts(const std::vector<std::size_t>& counts);
 
 // A call that is ready to be made, on the direct path or by a plan.
 struct PreparedCall {
+  // If the ranks' parts may differ, the call begins on the direct path. It uses the plan if they
+  // do.
+  bool begins_directly() const { return !plan || direct.parts != Parts::equal; }
+
   CallRecord record;
   DirectCall direct;
-  const Plan* plan = nullptr;  // nullptr: the call uses the direct path
+  const Plan* plan = nullptr;  // nullptr: the call uses the direct path alone
   Buffers buffers;
   std::shared_ptr<const std::vector<Part>> parts;  // `buffers` points to them
 };
@@ -193,6 +197,9 @@ class Communicator {
   Endpoint* endpoint_ = nullptr;                              // set by endpoint()
   mutable std::shared_ptr<const Hierarchical> hierarchical_;  // set by hierarchical()
   std::variant<std::monostate, DirectExecution, Execution> execution_;
+  // The plan of the present call, if it has one, and the buffers for it.
+  const Plan* plan_ = nullptr;
+  Buffers buffers_;
   Scratch scratch_;
   std::vector<Choice> choices_;
   Warning warning_;

@@ -16,8 +16,8 @@ std::uint64_t position_in_ring(std::uint64_t position, std::size_t bytes, std::s
   return position % ring + bytes > ring ? round_up(position, ring) : position;
 }
 
-std::uint32_t shift_of(const void* address) {
-  return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(address) % kCacheLine);
+std::uint16_t shift_of(const void* address) {
+  return static_cast<std::uint16_t>(reinterpret_cast<std::uintptr_t>(address) % kCacheLine);
 }
 
 // A claim of a chunk. Positions are multiples of a cache line, and claims of later blocks are
@@ -239,8 +239,7 @@ std::byte* DirectExecution::published(int rank, const Block& block) const {
 }
 
 const std::byte* DirectExecution::one_shot_data(int rank) const {
-  const auto& slot = board_.slot(rank, sequence_);
-  if (one_shot_bytes_ <= sizeof slot.data) return slot.data;
+  if (is_in_slot()) return board_.slot(rank, sequence_).data;
   return board_.input_staging(rank) + one_shot_at_ % board_.input_bytes();
 }
 
@@ -257,13 +256,28 @@ DirectExecution::DirectExecution(Endpoint& endpoint, const DirectCall& call)
   post();
 }
 
+bool DirectExecution::is_one_shot() const {
+  return one_shot_bytes_ <= kOneShotBytes &&
+         one_shot_bytes_ * static_cast<std::size_t>(board_.size()) <= kOneShotTotalBytes;
+}
+
+// Returns true if the slots of a one-shot call have the arrays themselves.
+bool DirectExecution::is_in_slot() const {
+  return one_shot_bytes_ <= sizeof(Board::Slot::data) && call_.parts == Parts::equal;
+}
+
+// Sets the place of this rank's one-shot data in its input staging ring. Returns the place's end.
+std::uint64_t DirectExecution::place_one_shot() {
+  one_shot_at_ = position_in_ring(board_.input_position, one_shot_bytes_, board_.input_bytes());
+  return round_up(one_shot_at_ + one_shot_bytes_, kCacheLine);
+}
+
 // Returns false while a peer may still read the old data of the slot or the ring.
 bool DirectExecution::post() {
   const int rank = board_.rank();
-  const auto size = static_cast<std::size_t>(board_.size());
   if (!input_bytes(rank)) call_.input = nullptr;
   if (!output_bytes(rank)) call_.output = nullptr;
-  if (size == 1) {
+  if (board_.size() == 1) {
     mode_ = Mode::single;
     return true;
   }
@@ -271,11 +285,14 @@ bool DirectExecution::post() {
   one_shot_bytes_ =
       std::max(input_bytes(call_.root), input_bytes((call_.root + 1) % board_.size()));
   auto& slot = board_.slot(rank, sequence_);
-  if (one_shot_bytes_ <= kOneShotBytes && one_shot_bytes_ * size <= kOneShotTotalBytes) {
+  if (call_.parts == Parts::different) {
+    mode_ = Mode::offers_nothing;
+    parts_differ_ = true;
+    slot.operands = {};
+  } else if (is_one_shot()) {
     const std::size_t ring = board_.input_bytes();
-    if (one_shot_bytes_ > sizeof slot.data) {
-      one_shot_at_ = position_in_ring(board_.input_position, one_shot_bytes_, ring);
-      std::uint64_t end = round_up(one_shot_at_ + one_shot_bytes_, kCacheLine);
+    if (!is_in_slot()) {
+      const std::uint64_t end = place_one_shot();
       if (end > ring && !reached(&Board::Counters::consumed, end - ring, &DirectExecution::is_peer,
                                  board_.seen_consumed)) {
         return false;
@@ -301,10 +318,11 @@ bool DirectExecution::post() {
     auto& operands = slot.operands;
     operands = {in ? board_.handle_of(call_.input, in) : 0,
                 out && writable ? board_.handle_of(call_.output, out) : 0,
+                0,
+                0,
+                0,
                 shift_of(call_.input),
                 shift_of(call_.output),
-                0,
-                0,
                 0};
     const bool input_is_mapped = operands.input != 0;
     output_is_mapped_ = operands.output != 0;
@@ -331,25 +349,35 @@ bool DirectExecution::post() {
     operands.shares = shares_ ? 1 : 0;
     all_share_ = shares_;
   }
+  if (call_.parts != Parts::equal) {
+    equal_part_ = parts_differ_ ? 0 : unit_;
+    slot.operands.part = parts_differ_ ? Board::kDifferentParts : unit_;
+  }
   board_.sequence = sequence_;
   board_.posted_fingerprint = fingerprint_;
   slot.fingerprint = fingerprint_;
   slot.sequence.store(sequence_, std::memory_order_release);
   // Drains the store buffer, because loads of the peers' slots would delay this rank's stores.
-  if (mode_ == Mode::one_shot && one_shot_bytes_ > sizeof slot.data) {
+  if (mode_ == Mode::one_shot && !is_in_slot()) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   board_.wake_others();
   return true;
 }
 
-void DirectExecution::begin_blocks() {
+// Sets the end of the call's blocks, and returns the first one.
+DirectExecution::Block DirectExecution::lay_out_all() {
   last_.input_end = board_.input_position;
   last_.output_end = board_.output_position;
   lay_out(last_);
-  Block first = last_;
-  block_bytes_ = first.bytes;
+  const Block first = last_;
   while (last_.bytes) move_to_next(last_);
+  return first;
+}
+
+void DirectExecution::begin_blocks() {
+  const Block first = lay_out_all();
+  block_bytes_ = first.bytes;
   const int rank = board_.rank();
   // A scatter's root copies its own part in try_stage(), also if its input is mapped.
   const bool stages = !input_is_read_ || !is_consumer(rank);
@@ -377,7 +405,12 @@ bool DirectExecution::have_posted() {
     const auto& slot = board_.slot(checked_, sequence_);
     if (slot.sequence.load(std::memory_order_acquire) != sequence_) return false;
     if (slot.fingerprint != fingerprint_) board_.mismatch(checked_);
-    if (mode_ != Mode::blocks) continue;
+    if (call_.parts != Parts::equal) {
+      const std::uint64_t part = slot.operands.part;
+      if (part != Board::kDifferentParts) equal_part_ = std::max(equal_part_, part);
+      parts_differ_ = parts_differ_ || part != unit_;
+    }
+    if (mode_ != Mode::blocks || parts_differ_) continue;
     auto& peer = board_.peers[static_cast<std::size_t>(checked_)];
     const Board::Operands operands = slot.operands;
     if (operands.input) peer.input = address_of(checked_, operands.input, input_bytes(checked_));
@@ -411,8 +444,13 @@ Progress DirectExecution::advance() {
     case Mode::not_posted:
       return post() ? Progress::moved : Progress::blocked;
     case Mode::one_shot:
+    case Mode::offers_nothing:
       if (!have_posted()) return Progress::blocked;
-      complete_one_shot();
+      if (parts_differ_) {
+        pass_over();
+      } else {
+        complete_one_shot();
+      }
       return Progress::done;
     case Mode::blocks:
       return advance_blocks();
@@ -470,7 +508,7 @@ void DirectExecution::complete_one_shot() {
     default:  // a barrier moves nothing
       break;
   }
-  if (one_shot_bytes_ <= sizeof(Board::Slot::data)) return;
+  if (is_in_slot()) return;
   // Lets the peers overwrite their one-shot data up to here.
   board_.counters(rank).consumed.store(board_.input_position, std::memory_order_release);
 }
@@ -492,15 +530,12 @@ Progress DirectExecution::advance_blocks() {
       progress = Progress::moved;
       continue;
     }
+    if (parts_differ_ && checked_ == board_.size()) {
+      pass_over();
+      return Progress::done;
+    }
     if (staging_.bytes || producing_.bytes || copying_out_.bytes || !is_released()) return progress;
-    auto& counters = board_.counters(board_.rank());
-    board_.input_position = last_.input_end;
-    board_.output_position = last_.output_end;
-    counters.staged.store(last_.input_end, std::memory_order_release);
-    counters.consumed.store(last_.input_end, std::memory_order_release);
-    counters.published.store(last_.output_end, std::memory_order_release);
-    counters.copied_out.store(last_.output_end, std::memory_order_release);
-    board_.wake_others();
+    end_blocks();
     board_.end_long_call();
     board_.stores.end();
     return Progress::done;
@@ -508,9 +543,43 @@ Progress DirectExecution::advance_blocks() {
   return progress;
 }
 
+// Moves past the call's blocks in the staging rings.
+void DirectExecution::end_blocks() {
+  auto& counters = board_.counters(board_.rank());
+  board_.input_position = last_.input_end;
+  board_.output_position = last_.output_end;
+  counters.staged.store(last_.input_end, std::memory_order_release);
+  counters.consumed.store(last_.input_end, std::memory_order_release);
+  counters.published.store(last_.output_end, std::memory_order_release);
+  counters.copied_out.store(last_.output_end, std::memory_order_release);
+  board_.wake_others();
+}
+
+// Ends a call whose parts differ. The ranks with equal parts have reserved places in the staging
+// rings, and nobody reads these. Positions must be the same on all ranks, so all move past them.
+void DirectExecution::pass_over() {
+  if (mode_ == Mode::blocks) {
+    end_blocks();
+    return;
+  }
+  if (mode_ == Mode::offers_nothing) {
+    unit_ = equal_part_;
+    one_shot_bytes_ = input_bytes(board_.rank());
+    if (!is_one_shot()) {
+      lay_out_all();
+      end_blocks();
+      return;
+    }
+    board_.input_position = place_one_shot();
+  }
+  board_.counters(board_.rank()).consumed.store(board_.input_position, std::memory_order_release);
+  board_.wake_others();
+}
+
 bool DirectExecution::try_stage() {
   const int rank = board_.rank();
   if (!staging_.bytes || (is_consumer(rank) && staged_ahead_ > lookahead_)) return false;
+  if (parts_differ_) return false;
   if (!input_is_read_ && staging_.input_end > board_.input_bytes() &&
       !reached(&Board::Counters::consumed, staging_.input_end - board_.input_bytes(),
                &DirectExecution::is_consumer, seen_consumed_)) {
@@ -537,7 +606,7 @@ bool DirectExecution::try_produce() {
   const bool consumes = is_consumer(rank), publishes = is_publisher(rank);
   if (consumes) {
     const bool stages = is_source(rank) && !input_is_read_;
-    if ((stages && staged_ahead_ == 0) || !have_posted() ||
+    if ((stages && staged_ahead_ == 0) || !have_posted() || parts_differ_ ||
         !reached(&Board::Counters::staged, producing_.input_end, &DirectExecution::is_staging,
                  seen_staged_)) {
       return false;

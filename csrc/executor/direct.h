@@ -23,6 +23,10 @@
 // staging rings, or are read through the system (support/peer_memory.h). Where rank r combines
 // chunk r, the ranks also write their results to the peers' mapped outputs.
 //
+// In an all_to_all with lengths for each pair of ranks, no rank knows all lengths. So the slots say
+// if a rank's parts are equal. If the parts of all ranks are, the call is like one without lengths.
+// Otherwise the board does not move them: messages do (executor/communicator.cc).
+//
 // With more ranks than cores, a rank that waits for its core would make the others wait. So in an
 // all_reduce of one block of staged arrays, the ranks that run claim the chunks of those that do
 // not.
@@ -44,6 +48,10 @@
 
 namespace pycollective {
 
+// The lengths of parts. `equal`: all parts are equal. `own_equal`: this rank's parts are equal, and
+// those of others may differ. `different`: this rank's parts differ.
+enum class Parts : std::uint8_t { equal, own_equal, different };
+
 // The arguments of one rank.
 struct DirectCall {
   Collective collective = Collective::all_reduce;
@@ -52,6 +60,7 @@ struct DirectCall {
   std::byte* output = nullptr;
   std::size_t count = 0;  // items of the array, or of one part if ranks exchange parts
   std::size_t item = 1;
+  Parts parts = Parts::equal;
   DType dtype = DType::f32;
   Op op = Op::sum;
   const Reduction* reduction = nullptr;  // the function for dtype and op
@@ -72,11 +81,14 @@ class DirectExecution {
 
   // Does all that is possible without waiting, up to about kPieceBytes.
   Progress advance();
+  // For a call that is done: the ranks' parts differ, and the board has moved none of them.
+  bool parts_differ() const { return parts_differ_; }
   // The ranks for which this rank waits.
   [[gnu::cold]] std::vector<int> awaited() const;
 
  private:
-  enum class Mode { not_posted, single, one_shot, blocks };  // single: a group of one rank
+  // single: a group of one rank. offers_nothing: this rank's parts differ.
+  enum class Mode { not_posted, single, one_shot, blocks, offers_nothing };
   using Counter = std::atomic<std::uint64_t> Board::Counters::*;
   using Role = bool (DirectExecution::*)(int rank) const;
 
@@ -122,7 +134,13 @@ class DirectExecution {
   Span output_span(const Block& block, int rank) const;  // of this rank's output, from `rank`
 
   bool post();
+  bool is_one_shot() const;
+  bool is_in_slot() const;
+  std::uint64_t place_one_shot();
   void begin_blocks();
+  Block lay_out_all();
+  void end_blocks();
+  void pass_over();
   bool have_all_mapped() const;
   void lay_out(Block& block) const;
   void move_to_next(Block& block) const;
@@ -174,7 +192,9 @@ class DirectExecution {
   bool is_cut_ = false;          // rank r combines chunk r of the whole array
   bool may_distribute_ = false;  // a reduce in which all ranks work if all arrays are mapped
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_copied_out_ = 0;
-  std::size_t block_bytes_ = 0;  // of the first block
+  bool parts_differ_ = false;
+  std::uint64_t equal_part_ = 0;  // bytes of each part of the ranks whose parts are equal
+  std::size_t block_bytes_ = 0;   // of the first block
   int lookahead_ = 0;
   int staged_ahead_ = 0, published_ahead_ = 0;  // blocks ahead of producing_, of copying_out_
   bool shares_ = false;                         // this rank lets its peers combine its chunk

@@ -8,6 +8,7 @@ namespace pycollective {
 
 bool RepeatedCall::fits(const CallKey& key) const {
   if (collective != key.collective || identity != key.identity || root != key.root) return false;
+  if (parts != key.parts) return false;
   if (static_cast<std::size_t>(dims) != key.shape.size()) return false;
   // std::equal() calls memcmp(), which takes longer than most shapes.
   for (std::size_t i = 0; i < key.shape.size(); ++i) {
@@ -55,7 +56,15 @@ const RepeatedCall* RepeatedCalls::add(const CallKey& key, const Elements& eleme
   call.inputs = shape->inputs;
   call.outputs = shape->outputs;
   call.item = array.item;
-  call.prepared = communicator_.prepare(algorithm, array, key.root, elements.reducing);
+  call.parts = key.parts;
+  if (key.parts == Parts::own_equal) {
+    const std::vector<std::size_t> counts(static_cast<std::size_t>(size), array.count);
+    array.shape[0] = -1;  // any length
+    call.prepared = communicator_.prepare_all_to_all(array, counts, counts);
+    call.direct = call.automatic = true;
+  } else {
+    call.prepared = communicator_.prepare(algorithm, array, key.root, elements.reducing);
+  }
   return calls_.add(std::move(call));
 }
 

@@ -40,6 +40,7 @@ struct CallKey {
   Identity identity;
   int root;
   Lengths shape;  // of the input; on a scatter's ranks other than the root, of the output
+  Parts parts = Parts::equal;  // or own_equal: the call has lengths for each rank, all equal here
 };
 
 struct RepeatedCall {
@@ -53,6 +54,7 @@ struct RepeatedCall {
   Collective collective;
   Identity identity;
   std::shared_ptr<void> kept;
+  Parts parts = Parts::equal;
   int root = 0, dims = 0, result_dims = 0;
   std::array<std::intptr_t, CallRecord::kMaxDims> shape{}, result_shape{};
   // Items of this rank's input and output, and bytes of an item.

@@ -40,10 +40,12 @@ class Board {
   // A rank's arrays of a call.
   struct Operands {
     std::uint64_t input, output;                // handle_of() each
-    std::uint32_t input_shift, output_shift;    // address modulo kCacheLine; staged copies keep it
     std::uint64_t remote_input, remote_output;  // addresses for read_remote(); 0: not offered
-    std::uint32_t shares;                       // 1: any rank may combine this rank's chunk
+    std::uint64_t part;  // bytes of each part in a call whose parts may differ, or kDifferentParts
+    std::uint16_t input_shift, output_shift;  // address modulo kCacheLine; staged copies keep it
+    std::uint32_t shares;                     // 1: any rank may combine this rank's chunk
   };
+  static constexpr std::uint64_t kDifferentParts = ~std::uint64_t{0};
 
   struct alignas(kCacheLine) Slot {
     std::atomic<std::uint64_t> sequence;  // written last

@@ -632,7 +632,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
             raise ValueError(f"{total} rows of the {what} cannot be cut into {size} equal parts")
         if rows and (len(rows) != size or sum(rows) != total):
             raise ValueError(f"the {what} has {total} rows, and its split sizes are {list(rows)}")
-        items = tensor[0].numel() if total else 0
+        items = tensor.numel() // total if total else 0
         return [n * items for n in rows or [total // size] * size]
 
 

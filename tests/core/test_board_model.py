@@ -144,6 +144,12 @@ def test_model_ranks_that_die_or_time_out_leave_no_wrong_state(
         ("executor/direct.cc", "if (seen >= claim_of(producing_.input_end, 0)) continue;",
          "if (seen >= claim_of(producing_.input_end, rank)) continue;",
          2, "none", "race in memory"),
+        # A rank does not move past the places of parts that the board does not move.
+        ("executor/direct.cc", "    board_.input_position = place_one_shot();\n", "",
+         2, "none", "wrong byte"),
+        # A rank moves its equal parts, and another rank's parts differ.
+        ("executor/direct.cc", "!have_posted() || parts_differ_ ||", "!have_posted() ||",
+         2, "none", "has moved parts of different lengths"),
         # A rank names the owner of a chunk, but waits for the chunk's claimant.
         ("executor/direct.cc", "const int claimant = claimant_of(counters.claim.load());",
          "const int claimant = r;", 2, "death", "does not name the dead rank"),

@@ -24,6 +24,7 @@ CALLS = {
     "scatter x": lambda comm, x: comm.scatter(x),
     "reduce_scatter": lambda comm, x: comm.reduce_scatter(x),
     "all_to_all": lambda comm, x: comm.all_to_all(x),
+    "all_to_all, lengths": lambda comm, x: comm.all_to_all(x, [4] * 3, out_counts=(4, 4, 4)),
     "all_reduce_many": lambda comm, x: comm.all_reduce_many([x, x[:3]]),
     "barrier": lambda comm, x: comm.barrier(),
     "message": lambda comm, x: (

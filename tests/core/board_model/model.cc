@@ -59,8 +59,11 @@ struct GroupCall {
   std::size_t count;         // bytes of the array, or of a part
   unsigned inputs, outputs;  // bit r: the peers can map rank r's array
   bool in_place = false;
-  bool differs = false;  // rank 1 makes a different call
-  unsigned remote = 0;   // bit r: the peers read rank r's arrays through the system
+  bool differs = false;      // rank 1 makes a different call
+  unsigned remote = 0;       // bit r: the peers read rank r's arrays through the system
+  bool has_lengths = false;  // an all_to_all with lengths for each pair of ranks
+  unsigned different =
+      0;  // bit r: rank r's parts differ. Messages move all parts, outside the model.
 };
 
 struct Program {
@@ -492,6 +495,9 @@ class Model {
     mine.item = 1;
     mine.dtype = DType::u8;
     mine.reduction = &reduction_;
+    const bool differs = call.different >> rank & 1;
+    mine.parts = !call.has_lengths ? Parts::equal : differs ? Parts::different : Parts::own_equal;
+    if (differs) mine.count = 0;
     std::memset(executions_[rank].bytes, 0, sizeof(Execution));
     new (executions_[rank].bytes)
         DirectExecution(*endpoints_[static_cast<std::size_t>(rank)], mine);
@@ -507,6 +513,9 @@ class Model {
       return result;
     }();
     if (progress == Progress::done) {
+      if (execution(rank).parts_differ() != (call_of(rank).different != 0)) {
+        throw ModelError{"rank " + std::to_string(rank) + " is wrong about the other ranks' parts"};
+      }
       check_result(rank);
       board(rank).written = {};
       ++control_.call[rank];
@@ -725,6 +734,13 @@ class Model {
   void check_result(int rank) {
     const GroupCall& call = call_of(rank);
     const int k = control_.call[rank];
+    if (call.different) {
+      const std::byte* output = output_of(rank);
+      const bool is_untouched = std::all_of(output, output + length(call, false, rank),
+                                            [](std::byte b) { return b == std::byte{kPoison}; });
+      if (!is_untouched) throw ModelError{"the board has moved parts of different lengths"};
+      return;
+    }
     auto sum = [&](std::size_t i) {
       int total = 0;
       for (int r = 0; r < size_; ++r) total += value(k, r, i);
@@ -938,6 +954,36 @@ void add_programs(std::vector<Program>& list, Collective kind, bool distributed,
   for (std::size_t i = first; i < list.size(); ++i) list[i].distributed = distributed;
 }
 
+// Adds programs with an all_to_all whose parts may differ, between two others that use the rings.
+void add_different_parts(std::vector<Program>& list, int size) {
+  const unsigned all = (1U << size) - 1;
+  const Collective kind = Collective::all_to_all;
+  const std::size_t blocks = blocks_of(2, false, size);
+  for (unsigned different = 0; different <= all; ++different) {
+    if (size > 2 && different != 0 && different != 1 && different != all) continue;
+    for (const std::size_t part : {std::size_t{5}, blocks}) {
+      for (const unsigned remote : {0U, all}) {
+        if (part != blocks && remote) continue;
+        GroupCall call{kind, 0, part, 0, 0};
+        call.has_lengths = true;
+        call.different = different;
+        call.remote = remote;
+        GroupCall mapped = call;
+        mapped.inputs = 1;
+        const GroupCall plain{kind, 0, 60 / static_cast<std::size_t>(size), 0, 0};
+        const std::string name = "all_to_all, different parts of rank mask " +
+                                 std::to_string(different) + ", " + std::to_string(part) +
+                                 " bytes" + (remote ? ", remote" : "");
+        list.push_back({name, {plain, call, plain}});
+        if (size == 2 && part != blocks) {  // the places wrap around the end of the ring
+          list.push_back({name + ", often", std::vector<GroupCall>(40, call)});
+        }
+        if (!remote) list.push_back({name + ", one rank mapped", {call, mapped, plain}});
+      }
+    }
+  }
+}
+
 std::vector<Program> programs(int size, bool faults) {
   std::vector<Program> list;
   const unsigned all = (1U << size) - 1;
@@ -950,6 +996,7 @@ std::vector<Program> programs(int size, bool faults) {
     add_programs(list, kind, false, size, faults);
     if (kind == Collective::reduce) add_programs(list, kind, true, size, faults);
   }
+  add_different_parts(list, size);
   const std::size_t blocks = blocks_of(2, true, size);
   for (unsigned mask = 0; mask <= all; ++mask) {
     list.push_back({"all_reduce in place, " + std::to_string(mask) + " mapped",
