@@ -383,7 +383,9 @@ try:
     comm.all_reduce(np.ones(300_000), algorithm="ring")
 except pc.CollectiveError as error:
     print(error)
-if comm.rank == 0:
+Path(f"over-{comm.rank}").touch()
+if comm.rank == 0:  # the rank that found the error has told rank 1 before it leaves the call
+    assert wait_for(lambda: len(list(Path().glob("over-*"))) == 3)
     os.kill(pids[1], signal.SIGCONT)
 """
     done = run(tmp_path, transport, 4, body, seconds=60)
