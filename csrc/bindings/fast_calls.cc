@@ -81,16 +81,31 @@ bool is_name(PyObject* object, PyObject* name) {
   return object == name || (PyUnicode_CheckExact(object) && PyUnicode_Compare(object, name) == 0);
 }
 
-// Returns true for a list or tuple with this number for each rank. Raises nothing.
-bool has_equal_counts(PyObject* counts, int size, Py_intptr_t expected) {
+// Reads count number `rank` of a list or tuple with a count for each rank. Raises nothing.
+bool read_count(PyObject* counts, int rank, int size, int& found) {
   if (!counts || !(PyList_CheckExact(counts) || PyTuple_CheckExact(counts))) return false;
-  if (PySequence_Fast_GET_SIZE(counts) != size) return false;
-  for (int r = 0; r < size; ++r) {
-    int count = 0;
-    if (!read_number(PySequence_Fast_ITEMS(counts)[r], INT_MAX, count)) return false;
-    if (count != expected) return false;
+  return PySequence_Fast_GET_SIZE(counts) == size &&
+         read_number(PySequence_Fast_ITEMS(counts)[rank], INT_MAX, found);
+}
+
+bool has_equal_counts(PyObject* counts, int size, Py_intptr_t expected) {
+  for (int r = 0, count = 0; r < size; ++r) {
+    if (!read_count(counts, r, size, count) || count != expected) return false;
   }
   return true;
+}
+
+// Returns the items for each rank, and adds their rows to `rows`. Returns nothing if the fast path
+// does not support the counts.
+std::vector<std::size_t> items_of(PyObject* counts, int size, std::size_t items_of_a_row,
+                                  Py_intptr_t& rows) {
+  std::vector<std::size_t> items;
+  for (int r = 0, count = 0; r < size; ++r) {
+    if (!read_count(counts, r, size, count)) return {};
+    items.push_back(static_cast<std::size_t>(count) * items_of_a_row);
+    rows += count;
+  }
+  return items;
 }
 
 // The arguments of a collective.
@@ -136,10 +151,72 @@ const RepeatedCall* learn(RepeatedCalls& repeated, const CallKey& key, PyObject*
   }
 }
 
+// Makes a call that is prepared without arrays. `given` keeps the input alive. Returns the result,
+// or its Work if the call is asynchronous.
+PyObject* make_prepared(Base& self, const PreparedCall& prepared, bool later, PyObject* given,
+                        const void* input, py::object result, void* output, std::size_t bytes) {
+  if (!later) {
+    const auto input_kept = py::reinterpret_borrow<py::object>(given);
+    run_prepared(self, prepared, input, output, bytes);
+    return result.release().ptr();
+  }
+  Communicator& communicator = *self.state->communicator;
+  communicator.start_tasks();  // may throw: the call has not begun, so it can be repeated
+  const auto task =
+      communicator.submit_at_once(prepared, input, output, bytes, duration_of(self.timeout),
+                                  [&] { return kept(given, result.ptr()); });
+  return new_work(task, result.ptr());
+}
+
+// Makes an all_to_all with lengths for each pair of ranks. Calls of this kind rarely repeat their
+// lengths, so none is kept. Returns as make_call().
+PyObject* make_call_of_counts(Base& self, const Request& request, const ArrayStruct& x) {
+  Communicator& communicator = *self.state->communicator;
+  const int size = communicator.size();
+  const auto own = static_cast<std::size_t>(communicator.rank());
+  if (x.nd == 0) return Py_NotImplemented;
+  std::array<Py_intptr_t, CallRecord::kMaxDims> shape;
+  std::copy(x.dimensions, x.dimensions + x.nd, shape.begin());
+  std::size_t row = 1;
+  for (int d = 1; d < x.nd; ++d) row *= static_cast<std::size_t>(shape[d]);
+  Py_intptr_t sent_rows = 0, received_rows = 0;
+  const auto sent = items_of(request.counts, size, row, sent_rows);
+  const auto received = items_of(request.out_counts, size, row, received_rows);
+  if (sent.empty() || received.empty() || sent_rows != shape[0] || sent[own] != received[own]) {
+    return Py_NotImplemented;
+  }
+  Reducing none;
+  const auto elements = elements_of(x.descr, nullptr, none);
+  if (!elements || elements->item == 0) return Py_NotImplemented;
+  shape[0] = received_rows;
+  const std::size_t in = static_cast<std::size_t>(sent_rows) * row * elements->item;
+  const std::size_t out_bytes = static_cast<std::size_t>(received_rows) * row * elements->item;
+  py::object result;
+  if (request.out) {
+    const ArrayStruct* out = plain_array(request.out, kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
+    if (!out || out->descr != x.descr ||
+        !same_shape(*out, {shape.data(), static_cast<std::size_t>(x.nd)}) ||
+        (x.data < out->data + out_bytes && out->data < x.data + in)) {
+      return Py_NotImplemented;
+    }
+    result = py::reinterpret_borrow<py::object>(request.out);
+  } else {
+    result =
+        new_array(communicator.group().arena(), x.descr, x.nd, shape.data(), kSharedResultFrom);
+  }
+  Array array;
+  array.type = elements->type;
+  array.item = elements->item;
+  array.shape.assign(x.dimensions, x.dimensions + x.nd);
+  array.shape[0] = -1;  // any length
+  return make_prepared(self, communicator.prepare_all_to_all(array, sent, received), request.later,
+                       request.x, x.data, result, py::detail::array_proxy(result.ptr())->data,
+                       std::max(in, out_bytes));
+}
+
 // Returns the call's result, nullptr with a Python error, or Py_NotImplemented (borrowed) if the
 // fast path does not support the call.
 PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
-  constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
   State& state = *self.state;
   Communicator& communicator = *state.communicator;
   const PreparedCall* prepared = &state.barrier;
@@ -171,7 +248,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
       if (shape.empty() || shape[0] % size != 0 ||
           !has_equal_counts(request.counts, size, shape[0] / size) ||
           !has_equal_counts(request.out_counts, size, shape[0] / size)) {
-        return Py_NotImplemented;
+        return make_call_of_counts(self, request, *x);
       }
       key.parts = Parts::own_equal;
     }
@@ -198,16 +275,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
     }
     if (known->outputs) output = py::detail::array_proxy(result.ptr())->data;
   }
-  if (!request.later) {
-    const auto input_kept = py::reinterpret_borrow<py::object>(given);
-    run_prepared(self, *prepared, input, output, bytes);
-    return result.release().ptr();
-  }
-  communicator.start_tasks();  // may throw: the call has not begun, so it can be repeated
-  const auto task =
-      communicator.submit_at_once(*prepared, input, output, bytes, duration_of(self.timeout),
-                                  [&] { return kept(given, result.ptr()); });
-  return new_work(task, result.ptr());
+  return make_prepared(self, *prepared, request.later, given, input, result, output, bytes);
 }
 
 PyObject* call_collective(Base& self, const Kind* kind, const Arguments& arguments) {

@@ -102,6 +102,10 @@ PyObject* default_op();
 // Reads the argument async_op. Returns false if it is no bool. Raises nothing.
 bool read_async_op(const Arguments& arguments, bool& found);
 
+// The flags of arrays that the core can read without a copy.
+inline constexpr int kReadable = pybind11::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_ |
+                                 pybind11::detail::npy_api::NPY_ARRAY_ALIGNED_;
+
 // Returns nullptr if the object is not an array that the core can use without a copy.
 const ArrayStruct* plain_array(PyObject* object, int flags);
 

@@ -22,8 +22,6 @@ namespace {
 
 using py::detail::npy_api;
 
-constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
-
 bool is_list(PyObject* object) { return PyList_CheckExact(object) || PyTuple_CheckExact(object); }
 
 // Appends the shape of array number `i` to the shapes on which the ranks must agree. A scalar's

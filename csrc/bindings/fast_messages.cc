@@ -29,7 +29,6 @@ const Envelope* envelope_of(RepeatedCalls& repeated, const ArrayStruct& array) {
 }
 
 PyObject* exchange_message(Base& self, bool sends, const Arguments& arguments) {
-  constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
   State& state = *self.state;
   PyObject* given = arguments[sends ? Parameter::x : Parameter::out];
   PyObject* other = arguments[sends ? Parameter::dest : Parameter::source];

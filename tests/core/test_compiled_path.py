@@ -25,6 +25,11 @@ CALLS = {
     "reduce_scatter": lambda comm, x: comm.reduce_scatter(x),
     "all_to_all": lambda comm, x: comm.all_to_all(x),
     "all_to_all, lengths": lambda comm, x: comm.all_to_all(x, [4] * 3, out_counts=(4, 4, 4)),
+    "all_to_all, different lengths": lambda comm, x: comm.all_to_all(
+        x[:6],
+        np.roll([1, 2, 3], comm.rank).tolist(),
+        out_counts=np.roll([1, 3, 2], comm.rank).tolist(),
+    ),
     "all_reduce_many": lambda comm, x: comm.all_reduce_many([x, x[:3]]),
     "barrier": lambda comm, x: comm.barrier(),
     "message": lambda comm, x: (

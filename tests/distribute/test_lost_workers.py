@@ -29,6 +29,8 @@ pytestmark = [
 
 IN_TIME = 10.0 + 5.0
 """Seconds after which all workers know the lost worker: the promised 10, and 5 for a busy machine."""
+ENDS_IN = 6.0
+"""Seconds in which an interpreter ends on a busy machine. A wait for the lost worker takes 10."""
 DOINGS = ["steps", "idle", "barrier", "save", "close", "open", "join"]
 
 _WORKER = """
@@ -288,7 +290,7 @@ def test_lost_worker_is_named_in_time(results, fault):
             left = r" has left the group (after \d+ calls|in all_reduce #\d+ \()"
             assert re.search(f"{lost}({did}|{left})", text), text
         # The interpreter ends, with a strategy that is open.
-        assert done.over[rank] - ends["end"][0] < 2, (done.over, ends)
+        assert done.over[rank] - ends["end"][0] < ENDS_IN, (done.over, ends)
     if fault.what in ("exit", "return"):  # with calls that are under way in other threads
         assert (done.codes[1], done.over[1] < IN_TIME, done.errors[1]) == (0, True, "")
     if fault.what == "cut":  # worker 1 has lost the others
