@@ -214,6 +214,7 @@ Progress Communicator::advance() {
   if (auto* direct = std::get_if<DirectExecution>(&execution_)) {
     const Progress progress = direct->advance();
     if (progress != Progress::done || !direct->parts_differ()) return progress;
+    // The board has moved no part, because the ranks' parts differ.
     execution_.emplace<Execution>(*plan_, buffers_, endpoint());
   }
   return std::get<Execution>(execution_).advance();

@@ -4,7 +4,8 @@
 // time in another namespace. PYCOLLECTIVE_TARGET is the attribute of the instruction set.
 // PYCOLLECTIVE_VECTOR_BYTES is the width of its registers. target_clones does not work for these
 // loops: GCC splits vector values for the function's own target before it clones the function.
-// Builds with ThreadSanitizer have the baseline alone: threads share no more in the other loops.
+// Builds with ThreadSanitizer have the baseline's loops alone: threads share the same memory in all
+// loops.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
