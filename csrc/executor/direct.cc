@@ -16,8 +16,8 @@ std::uint64_t position_in_ring(std::uint64_t position, std::size_t bytes, std::s
   return position % ring + bytes > ring ? round_up(position, ring) : position;
 }
 
-std::uint16_t shift_of(const void* address) {
-  return static_cast<std::uint16_t>(reinterpret_cast<std::uintptr_t>(address) % kCacheLine);
+std::uint8_t shift_of(const void* address) {
+  return static_cast<std::uint8_t>(reinterpret_cast<std::uintptr_t>(address) % kCacheLine);
 }
 
 // A claim of a chunk. Positions are multiples of a cache line, and claims of later blocks are
@@ -323,12 +323,14 @@ bool DirectExecution::post() {
                 0,
                 shift_of(call_.input),
                 shift_of(call_.output),
+                0,
                 0};
     const bool input_is_mapped = operands.input != 0;
     output_is_mapped_ = operands.output != 0;
     const bool is_mapped =
         in != 0 && input_is_mapped && (out == 0 || !is_cut_ || output_is_mapped_);
-    if (board_.begin_long_call(call_.collective, unit_, is_mapped)) {
+    way_ = board_.begin_long_call(call_.collective, unit_, is_mapped);
+    if (way_ == CopyWay::remote_read) {
       if (!input_is_mapped) operands.remote_input = board_.remote_address(call_.input);
       if (is_cut_ && !output_is_mapped_)
         operands.remote_output = board_.remote_address(call_.output);
@@ -347,6 +349,7 @@ bool DirectExecution::post() {
     shares_ = call_.collective == Collective::all_reduce && board_.is_oversubscribed() &&
               !input_is_read_ && !output_is_read_ && block_bytes_ == unit_;
     operands.shares = shares_ ? 1 : 0;
+    operands.began = short_time(board_.began);
     all_share_ = shares_;
   }
   if (call_.parts != Parts::equal) {
@@ -413,6 +416,7 @@ bool DirectExecution::have_posted() {
     if (mode_ != Mode::blocks || parts_differ_) continue;
     auto& peer = board_.peers[static_cast<std::size_t>(checked_)];
     const Board::Operands operands = slot.operands;
+    board_.began = std::max(board_.began, time_near(board_.began, operands.began));
     if (operands.input) peer.input = address_of(checked_, operands.input, input_bytes(checked_));
     all_share_ = all_share_ && operands.shares != 0;
     peer.remote_input = operands.remote_input;
@@ -421,7 +425,6 @@ bool DirectExecution::have_posted() {
       peer.output = address_of(checked_, operands.output, output_bytes(checked_));
   }
   if (awaits_all_) board_.all_posted = sequence_;
-  board_.began = Clock::now();  // only now, because a peer may have come late
   return true;
 }
 
@@ -590,7 +593,7 @@ bool DirectExecution::try_stage() {
     if (!is_consumer(peer)) continue;
     Span chunk = input_span(staging_, peer);
     if (!chunk.bytes) continue;
-    copy_to_peer(staged(rank, peer, staging_), call_.input + chunk.offset, chunk.bytes);
+    write_for_peers(staged(rank, peer, staging_), call_.input + chunk.offset, chunk.bytes);
   }
   if (!is_consumer(rank)) copy_own(staging_);
   board_.counters(rank).staged.store(staging_.input_end, std::memory_order_release);
@@ -672,7 +675,8 @@ void DirectExecution::combine_claimed() {
         r == rank ? call_.input + chunk.offset : staged(r, claimed_, producing_);
   }
   void* target = published(claimed_, producing_);
-  combine_all(call_, &target, 1, board_.sources.data(), size, chunk.bytes / call_.item);
+  combine_all(call_, &target, 1, board_.sources.data(), size, chunk.bytes / call_.item,
+              way_ == CopyWay::past_cache ? 1 : 0);
   board_.counters(claimed_).published.store(producing_.output_end, std::memory_order_release);
   board_.wake_others();
   claimed_ = -1;
@@ -754,16 +758,20 @@ void DirectExecution::consume(const Block& block) {
       publishes = true;
     }
   }
-  if (publishes && !output_is_read_) board_.targets[targets++] = published(rank, block);
+  std::size_t past_cache = 0;
+  if (publishes && !output_is_read_) {
+    board_.targets[targets++] = published(rank, block);
+    past_cache = way_ == CopyWay::past_cache ? 1 : 0;
+  }
   combine_all(call_, board_.targets.data(), targets, board_.sources.data(), size,
-              own.bytes / call_.item);
+              own.bytes / call_.item, past_cache);
   access.check();
 }
 
 void DirectExecution::publish(const Block& block) {
   const Span own = input_span(block, board_.rank());
   if (!input_is_read_) {
-    copy_to_peer(published(board_.rank(), block), call_.input + own.offset, own.bytes);
+    write_for_peers(published(board_.rank(), block), call_.input + own.offset, own.bytes);
   }
   copy_own(block);
 }
@@ -782,6 +790,16 @@ void DirectExecution::write(std::byte* to, const std::byte* from, std::size_t by
     copy_past_cache(to, from, bytes);
   } else {
     copy_bytes(to, from, bytes);
+  }
+}
+
+// Writes to this rank's staging rings.
+void DirectExecution::write_for_peers(std::byte* to, const std::byte* from,
+                                      std::size_t bytes) const {
+  if (way_ == CopyWay::past_cache) {
+    copy_past_cache(to, from, bytes);
+  } else {
+    copy_to_peer(to, from, bytes);
   }
 }
 
@@ -930,18 +948,19 @@ std::vector<int> DirectExecution::awaited() const {
 }
 
 void combine_all(const DirectCall& call, void* const* targets, std::size_t num_targets,
-                 const void* const* sources, int size, std::size_t count) {
+                 const void* const* sources, int size, std::size_t count, std::size_t past_cache) {
   if (count == 0) return;
   const Reduction& reduction = *call.reduction;
   bool fused = !reduction.half || call.fused;
-  if (num_targets == 1 && size == 2 && (!reduction.half || !fused)) {
+  if (call.past_cache && num_targets > 1) past_cache = num_targets;
+  if (num_targets == 1 && size == 2 && past_cache == 0 && (!reduction.half || !fused)) {
     reduction.combine(targets[0], sources[0], sources[1], count);
     if (reduction.finish) reduction.finish(targets[0], count, size);
     return;
   }
   if (fused) {
     combine_many(call.dtype, call.op, targets, num_targets, sources, static_cast<std::size_t>(size),
-                 count, size, call.past_cache && num_targets > 1);
+                 count, size, past_cache);
     return;
   }
   // Half-precision sums, rounded after each contribution. A local block holds the partial result,

@@ -70,9 +70,12 @@ struct DirectCall {
   bool past_cache = false;  // the arrays exceed the caches (support/copy.h)
 };
 
-// Combines all ranks' arrays in one pass over memory, and writes the result to each target.
+// Combines all ranks' arrays in one pass over memory, and writes the result to each target. Writes
+// the last `past_cache` targets past the caches, unless they get half-precision sums that are
+// rounded after each contribution.
 void combine_all(const DirectCall& call, void* const* targets, std::size_t num_targets,
-                 const void* const* sources, int size, std::size_t count);
+                 const void* const* sources, int size, std::size_t count,
+                 std::size_t past_cache = 0);
 
 class DirectExecution {
  public:
@@ -161,6 +164,7 @@ class DirectExecution {
   std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) const;
   void read_remote(int peer, std::uint64_t address, std::byte* to, std::size_t bytes) const;
   void write(std::byte* to, const std::byte* from, std::size_t bytes) const;
+  void write_for_peers(std::byte* to, const std::byte* from, std::size_t bytes) const;
   bool reads_remotely(Role role) const;
   Block join_blocks(Block& block) const;
   int contributor(int i) const;
@@ -189,8 +193,9 @@ class DirectExecution {
   Block staging_, producing_, copying_out_, last_;
   // The peers read this rank's arrays where they are, and write to its output.
   bool input_is_read_ = false, output_is_read_ = false, output_is_mapped_ = false;
-  bool is_cut_ = false;          // rank r combines chunk r of the whole array
-  bool may_distribute_ = false;  // a reduce in which all ranks work if all arrays are mapped
+  CopyWay way_ = CopyWay::plain;  // of this rank's ordinary arrays
+  bool is_cut_ = false;           // rank r combines chunk r of the whole array
+  bool may_distribute_ = false;   // a reduce in which all ranks work if all arrays are mapped
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_copied_out_ = 0;
   bool parts_differ_ = false;
   std::uint64_t equal_part_ = 0;  // bytes of each part of the ranks whose parts are equal

@@ -166,7 +166,7 @@ const Reduction& reduction(DType dtype, Op op) {
 
 void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targets,
                   const void* const* sources, std::size_t num_sources, std::size_t count, int size,
-                  bool past_cache) {
+                  std::size_t past_cache) {
   const Reduction& stored = reduction(dtype, op);
   const HalfType* half = stored.half ? &stored.half() : nullptr;
   const Reduction& computed = half ? reduction(DType::f32, op) : stored;
@@ -175,11 +175,12 @@ void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targ
                                     const std::byte, std::byte>;
     return static_cast<Byte*>(base) + bytes;
   };
+  const std::size_t stored_targets = num_targets - past_cache;
   Block held, widened, finished;
   std::size_t block = half ? kBlock : sizeof(Block) / stored.item;
   for (std::size_t first = 0; first < count; first += block) {
     std::size_t items = std::min(block, count - first), offset = first * stored.item;
-    void* target = past_cache ? static_cast<void*>(finished.items) : at(targets[0], offset);
+    void* target = stored_targets ? at(targets[0], offset) : static_cast<void*>(finished.items);
     auto source = [&](std::size_t k, Block& wide) -> const void* {
       const void* from = at(sources[k], offset);
       if (!half) return from;
@@ -197,12 +198,12 @@ void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targ
     if (so_far != result) std::memcpy(result, so_far, items * stored.item);
     if (size && computed.finish) computed.finish(result, items, size);
     if (half) half->narrow(static_cast<std::uint16_t*>(target), held.items, items);
-    for (std::size_t k = past_cache ? 0 : 1; k < num_targets; ++k) {
+    for (std::size_t k = stored_targets ? 1 : 0; k < num_targets; ++k) {
       void* copy = at(targets[k], offset);
-      if (past_cache) {
+      if (k >= stored_targets) {
         copy_past_cache(static_cast<std::byte*>(copy), static_cast<const std::byte*>(target),
                         items * stored.item);
-      } else if (copy != target) {
+      } else {
         std::memcpy(copy, target, items * stored.item);
       }
     }

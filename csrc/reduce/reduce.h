@@ -51,11 +51,11 @@ const Reduction& reduction(DType dtype, Op op);
 // Combines `num_sources` arrays (at least 1) in order, reads each of them once, and writes the
 // result to every target. float16 and bfloat16 are accumulated in float32 and rounded once, at the
 // end. If `size` is not 0, it is the total number of contributions, and finish() is applied too. A
-// target may be one of the sources, but must not overlap a source otherwise. `past_cache` writes
-// the result past the caches (support/copy.h).
+// target may be one of the sources, but must not overlap a source otherwise. The last `past_cache`
+// targets are written past the caches (support/copy.h).
 void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targets,
                   const void* const* sources, std::size_t num_sources, std::size_t count,
-                  int size = 0, bool past_cache = false);
+                  int size = 0, std::size_t past_cache = 0);
 
 // Explains why the type does not have the operation, and suggests an alternative. Returns an empty
 // text if the type has the operation.

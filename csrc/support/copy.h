@@ -22,6 +22,11 @@ void copy_long(std::byte* to, const std::byte* from, std::size_t bytes);
 // stores do.
 void copy_long_to_peer(std::byte* to, const std::byte* from, std::size_t bytes);
 
+// The ways of an ordinary array to another process: through shared memory, with plain stores or
+// past the caches, or by a read through the system (support/peer_memory.h).
+enum class CopyWay : std::uint16_t { plain, past_cache, remote_read };
+inline constexpr int kCopyWays = 3;
+
 inline constexpr std::size_t kLongCopy = 2048;
 
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {

@@ -60,17 +60,17 @@ inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
   return std::clamp<std::size_t>(message / 16, 16 * 1024, 128 * 1024);
 }
-// If an array, a part or a message has at least this size, ranks may read the ordinary arrays of
-// their peers through the system. The faster way depends on the processor, and on the caches that
-// the ranks' cores share, which change when the system moves a rank. So the first calls of each
-// kind and size (powers of two) try staging, then remote reads; the first trials of both are not
-// timed. Later calls try again, after kCopyPeriodBytes and at least kLeastCopyPeriod calls.
-inline constexpr std::size_t kRemoteReadBytes = 16 * 1024;
+// From this size of an array, a part or a message on, ordinary arrays have three ways to the peers
+// (CopyWay). The fastest one depends on the processor, and on the caches that the ranks' cores
+// share, which change when the system moves a rank. So the first calls of each kind and size
+// (powers of two) try the ways in turn; the first trials of each are not timed. Later calls try
+// again, after kCopyPeriodBytes and at least kLeastCopyPeriod calls.
+inline constexpr std::size_t kCopyTrialBytes = 16 * 1024;
 inline constexpr int kCopySizes = 18;
 inline constexpr int kCopyTrials = 6;
 inline constexpr int kCopyWarmups = 2;
 inline constexpr int kStoreTrials = 3;  // of each way in StoreTrials, with one that is not timed
-inline constexpr std::size_t kCopyPeriodBytes = std::size_t{128} << 20, kLeastCopyPeriod = 512;
+inline constexpr std::size_t kCopyPeriodBytes = std::size_t{256} << 20, kLeastCopyPeriod = 1024;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostZeroCopyBytes = std::size_t{8} << 20;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <thread>
 #include <utility>
@@ -15,6 +16,16 @@
 namespace pycollective {
 
 using Clock = std::chrono::steady_clock;
+
+// The last bits of a time in ns, for shared memory: the processes of a host have the same clock.
+inline std::uint32_t short_time(Clock::time_point time) {
+  const auto since = std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch());
+  return static_cast<std::uint32_t>(since.count());
+}
+// Returns the time with these bits that is within 2 s of `near`.
+inline Clock::time_point time_near(Clock::time_point near, std::uint32_t bits) {
+  return near + std::chrono::nanoseconds(static_cast<std::int32_t>(bits - short_time(near)));
+}
 
 // Called by a waiter that holds no lock. May throw to end the wait.
 using Interrupt = std::function<void()>;

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "schedule/collective.h"
+#include "support/copy.h"
 #include "support/tuning.h"
 #include "support/wait_queue.h"
 #include "support/waiter.h"
@@ -42,8 +43,9 @@ class Board {
     std::uint64_t input, output;                // handle_of() each
     std::uint64_t remote_input, remote_output;  // addresses for read_remote(); 0: not offered
     std::uint64_t part;  // bytes of each part in a call whose parts may differ, or kDifferentParts
-    std::uint16_t input_shift, output_shift;  // address modulo kCacheLine; staged copies keep it
-    std::uint32_t shares;                     // 1: any rank may combine this rank's chunk
+    std::uint8_t input_shift, output_shift;  // address modulo kCacheLine; staged copies keep it
+    std::uint16_t shares;                    // 1: any rank may combine this rank's chunk
+    std::uint32_t began;                     // short_time() of the rank's arrival
   };
   static constexpr std::uint64_t kDifferentParts = ~std::uint64_t{0};
 
@@ -109,18 +111,17 @@ class Board {
   virtual std::uint64_t handle_of(const void* data, std::size_t bytes) const = 0;
   // Maps a peer's array by its handle. Returns nullptr if the peer has no such memory.
   virtual std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) = 0;
-  // Begins a call that is not one-shot, of `bytes` for an array or a part. Returns true if the
-  // peers must read this rank's ordinary arrays through the system. Returns false if this rank
-  // stages them or all its arrays are mapped.
-  virtual bool begin_long_call(Collective, std::size_t /*bytes*/, bool /*is_mapped*/) {
-    return false;
+  // Begins a call that is not one-shot, of `bytes` for an array or a part. Returns the way of this
+  // rank's ordinary arrays to the peers. `is_mapped`: this rank has none.
+  virtual CopyWay begin_long_call(Collective, std::size_t /*bytes*/, bool /*is_mapped*/) {
+    return CopyWay::plain;
   }
   virtual void end_long_call() {}
   // The same for a message of an ordinary array (ring_pipes.h): its sender begins it, its receiver
   // ends it.
-  virtual bool begin_long_message(int /*to*/, std::size_t /*bytes*/) { return false; }
-  virtual void end_long_message(std::size_t /*bytes*/, bool /*was_read*/, Clock::time_point) {}
-  Clock::time_point began;  // when all awaited ranks had posted the present long call
+  virtual CopyWay begin_long_message(int /*to*/, std::size_t /*bytes*/) { return CopyWay::plain; }
+  virtual void end_long_message(std::size_t /*bytes*/, CopyWay, Clock::time_point /*began*/) {}
+  Clock::time_point began;  // when the last of the awaited ranks came to the present long call
   StoreTrials stores;
   // Returns the address of an ordinary array for read_remote(). Returns 0 if there is no array, or
   // if the system cannot read it, such as a device's memory.

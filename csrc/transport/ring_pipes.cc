@@ -21,7 +21,9 @@ struct RingPipes::Head {
   std::int32_t tag;
   std::uint64_t bytes;
   std::uint64_t identity;
-  std::uint64_t described;  // 1 if a Description follows
+  std::uint16_t described;  // 1 if a Description follows
+  CopyWay way;
+  std::uint32_t began;  // short_time() of a long message
 };
 
 struct RingPipes::Description {
@@ -92,12 +94,13 @@ RingPipes::Head& RingPipes::head(Ring& ring, std::uint64_t position) const {
   return *reinterpret_cast<Head*>(at(ring, position));
 }
 
-void RingPipes::copy_in(Ring& ring, std::uint64_t position, const void* data,
-                        std::size_t bytes) const {
+void RingPipes::copy_in(Ring& ring, std::uint64_t position, const void* data, std::size_t bytes,
+                        CopyWay way) const {
   const auto* from = static_cast<const std::byte*>(data);
+  const auto copy = way == CopyWay::past_cache ? copy_past_cache : copy_to_peer;
   std::size_t first = std::min(bytes, ring_bytes_ - position % ring_bytes_);
-  copy_to_peer(at(ring, position), from, first);
-  if (first < bytes) copy_to_peer(ring.data, from + first, bytes - first);
+  copy(at(ring, position), from, first);
+  if (first < bytes) copy(ring.data, from + first, bytes - first);
 }
 
 void RingPipes::copy_out(Ring& ring, std::uint64_t position, void* data, std::size_t bytes) const {
@@ -131,10 +134,15 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
                                               : Kind::streamed;
   const std::size_t most = ahead + (kind == Kind::whole ? envelope.bytes : sizeof place);
   if (free_bytes(to, out, round_up(most, kCacheLine)) < round_up(most, kCacheLine)) return false;
-  if (kind == Kind::streamed && board_ && is_used(out.position) &&
-      board_->begin_long_message(peer, envelope.bytes)) {
-    place = board_->remote_address(data);
-    if (place) kind = Kind::remote;
+  std::uint32_t began = 0;
+  out.way = CopyWay::plain;
+  if (kind == Kind::streamed && board_ && is_used(out.position)) {
+    began = short_time(Clock::now());
+    out.way = board_->begin_long_message(peer, envelope.bytes);
+    if (out.way == CopyWay::remote_read) {
+      place = board_->remote_address(data);
+      if (place) kind = Kind::remote;
+    }
   }
   const bool awaits = kind == Kind::zero_copy || kind == Kind::remote;
   const std::size_t inline_bytes = awaits ? sizeof place : kind == Kind::whole ? envelope.bytes : 0;
@@ -149,6 +157,8 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   first.bytes = envelope.bytes;
   first.identity = envelope.identity;
   first.described = described;
+  first.way = out.way;
+  first.began = began;
   if (described) {
     Description description;
     std::copy_n(envelope.shape, Envelope::kMaxDims, description.shape);
@@ -185,7 +195,7 @@ std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t by
   count = free_bytes(to, out, round_up(count, kCacheLine));
   count = std::min(bytes, count);
   if (count == 0) return 0;
-  copy_in(to, out.position, data, count);
+  copy_in(to, out.position, data, count, out.way);
   out.left -= count;
   out.position += count;
   if (out.left == 0) {
@@ -208,7 +218,10 @@ const Envelope* RingPipes::try_next(int peer) {
   Ring& from = ring(peer, rank_);
   const Head& first = head(from, in.position);
   const Kind kind = first.kind.load(std::memory_order_acquire);
-  if (kind == Kind::none) return nullptr;
+  if (kind == Kind::none) {
+    in.awaited = true;
+    return nullptr;
+  }
   Envelope& envelope = in.envelope;
   const bool known = kind <= Kind::remote;
   envelope.magic = known ? Envelope::kMagic : 0;
@@ -224,8 +237,11 @@ const Envelope* RingPipes::try_next(int peer) {
     envelope.dims = description.dims;
     ahead += sizeof description;
   }
-  const bool is_timed = envelope.bytes >= kRemoteReadBytes && is_used(in.position);
+  const bool is_timed = envelope.bytes >= kCopyTrialBytes && is_used(in.position);
+  in.way = first.way;
   in.since = is_timed ? Clock::now() : Clock::time_point();
+  // The time of a message that this rank awaited begins with its sender's first copy.
+  if (is_timed && in.awaited) in.since = std::min(in.since, time_near(in.since, first.began));
   in.position += ahead;
   in.left = envelope.bytes;
   in.written = in.position;
@@ -287,9 +303,9 @@ void RingPipes::end(int peer) {
   Ring& from = ring(peer, rank_);
   Incoming& in = incoming_[static_cast<std::size_t>(peer)];
   in.position = round_up(in.position, kCacheLine);
-  in.begun = false;
+  in.begun = in.awaited = false;
   if (board_ && !in.mapped && in.since != Clock::time_point()) {
-    board_->end_long_message(in.envelope.bytes, in.remote != 0, in.since);
+    board_->end_long_message(in.envelope.bytes, in.way, in.since);
   }
   from.read.store(in.position, std::memory_order_release);
   queue(peer).wake_if_asleep();

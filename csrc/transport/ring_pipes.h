@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "support/copy.h"
 #include "support/wait_queue.h"
 #include "transport/pipes.h"
 
@@ -72,6 +73,7 @@ class RingPipes final : public Pipes {
     std::size_t left = 0;             // Bytes of the current message that are not written yet.
     std::size_t block = 0;            // Bytes of it that are copied in at once.
     std::uint64_t awaited_until = 0;  // The end of a zero-copy or remote record; 0: there is none.
+    CopyWay way = CopyWay::plain;     // Of the current message.
     bool announced = false;           // The receiver knows that this rank sends to it.
   };
   struct Incoming {
@@ -80,8 +82,10 @@ class RingPipes final : public Pipes {
     std::size_t left = 0;        // Bytes of the current message that are not read yet.
     const std::byte* mapped = nullptr;  // A zero-copy message in the sender's arena.
     std::uint64_t remote = 0;           // The address of a remote message.
-    Clock::time_point since;            // When this rank has found a timed message; else zero.
+    CopyWay way = CopyWay::plain;       // Of its message.
+    Clock::time_point since;            // When a timed message began; else zero.
     bool begun = false;
+    bool awaited = false;  // This rank has looked for its message in vain.
     bool announced = false;
     bool ended = false;  // The array of its message cannot be read.
     Envelope envelope;
@@ -96,7 +100,8 @@ class RingPipes final : public Pipes {
   bool is_used(std::uint64_t position) const { return position >= ring_bytes_; }
   std::byte* at(Ring& ring, std::uint64_t position) const;
   Head& head(Ring& ring, std::uint64_t position) const;
-  void copy_in(Ring& ring, std::uint64_t position, const void* data, std::size_t bytes) const;
+  void copy_in(Ring& ring, std::uint64_t position, const void* data, std::size_t bytes,
+               CopyWay way = CopyWay::plain) const;
   void copy_out(Ring& ring, std::uint64_t position, void* data, std::size_t bytes) const;
   std::size_t free_bytes(Ring& to, Outgoing& out, std::size_t wanted) const;
 

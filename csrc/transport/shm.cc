@@ -26,13 +26,19 @@ void lower(std::atomic<float>& time, Clock::time_point began) {
 
 // The class of a size in CopyTimes: powers of two.
 int copy_class(std::size_t bytes) {
-  return std::min<int>(std::bit_width(bytes / kRemoteReadBytes), kCopySizes) - 1;
+  return std::min<int>(std::bit_width(bytes / kCopyTrialBytes), kCopySizes) - 1;
 }
 
 // The calls from one trial of both ways to the next one.
 int copy_period(int size_class) {
   return static_cast<int>(
-      std::max(kCopyPeriodBytes / (kRemoteReadBytes << size_class), kLeastCopyPeriod));
+      std::max(kCopyPeriodBytes / (kCopyTrialBytes << size_class), kLeastCopyPeriod));
+}
+
+// The calls at the beginning of a period that are not timed. They use a ring whole: lines that no
+// peer has read lately are written faster.
+int untimed_calls(int size_class) {
+  return static_cast<int>(2 * kMostStagingBytes / (kCopyTrialBytes << size_class));
 }
 
 }  // namespace
@@ -138,64 +144,75 @@ void ShmGroup::test_remote_reads() {
   state(rank_).reads.store(found);
 }
 
-std::atomic<float>& ShmGroup::copy_time(int rank, int kind, int size_class, bool reads) const {
-  return state(rank).copy_times[kind][size_class][reads ? 1 : 0];
+std::atomic<float>& ShmGroup::copy_time(int rank, int kind, int size_class, CopyWay way) const {
+  return state(rank).copy_times[kind][size_class][static_cast<int>(way)];
 }
 
-// All ranks count the same calls, so all try the same way at the same time.
+// Each rank counts its calls. So all ranks try the same way at the same time, if they make the same
+// calls.
 ShmGroup::CopyTrial ShmGroup::next_copy(int kind, std::size_t bytes, bool can_read) {
   const int size_class = copy_class(bytes);
   CopyChoice& choice = choices_[kind][size_class];
-  const int turn = choice.turn;
+  const int turn = choice.turn, begin = untimed_calls(size_class);
   choice.turn = (turn + 1) % copy_period(size_class);
   if (turn == 0) {
     for (int r = 0; r < size(); ++r) {
       // A call's ranks time themselves. A message's sender chooses by the times of its receivers.
       if (kind != kMessageCopies && r != rank_) continue;
-      for (const bool reads : {false, true}) copy_time(r, kind, size_class, reads).store(0);
+      for (auto& time : state(r).copy_times[kind][size_class]) time.store(0);
     }
   }
-  if (turn == 2 * kCopyTrials) {
-    float staging = 0, reading = 0;  // of the slowest rank
-    for (int r = 0; r < size(); ++r) {
-      const float theirs[] = {copy_time(r, kind, size_class, false).load(),
-                              copy_time(r, kind, size_class, true).load()};
-      if (theirs[0] == 0 || theirs[1] == 0) continue;
-      staging = std::max(staging, theirs[0]);
-      reading = std::max(reading, theirs[1]);
-    }
-    choice.reads = reading < staging;
-  }
-  const bool is_trial = turn < 2 * kCopyTrials;
-  const bool reads = is_trial ? turn >= kCopyTrials : choice.reads;
-  return {can_read && reads, can_read && is_trial && turn % kCopyTrials >= kCopyWarmups};
+  if (turn < begin) return {CopyWay::plain, false};
+  const int trial = turn - begin;
+  if (trial == kCopyWays * kCopyTrials) choice.way = fastest(kind, size_class);
+  const bool is_trial = trial < kCopyWays * kCopyTrials;
+  const CopyWay way = is_trial ? static_cast<CopyWay>(trial / kCopyTrials) : choice.way;
+  if (way == CopyWay::remote_read && !can_read) return {CopyWay::plain, false};
+  return {way, is_trial && trial % kCopyTrials >= kCopyWarmups};
 }
 
-bool ShmGroup::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
+// The way for which the slowest rank took less time than for the others.
+CopyWay ShmGroup::fastest(int kind, int size_class) const {
+  CopyWay best = CopyWay::plain;
+  for (const CopyWay way : {CopyWay::past_cache, CopyWay::remote_read}) {
+    float with_best = 0, with_way = 0;
+    for (int r = 0; r < size(); ++r) {
+      const float before = copy_time(r, kind, size_class, best).load();
+      const float now = copy_time(r, kind, size_class, way).load();
+      if (before == 0 || now == 0) continue;
+      with_best = std::max(with_best, before);
+      with_way = std::max(with_way, now);
+    }
+    if (with_way < with_best) best = way;
+  }
+  return best;
+}
+
+CopyWay ShmGroup::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
   timed_ = nullptr;
-  if (bytes < kRemoteReadBytes) return false;
+  if (bytes < kCopyTrialBytes) return CopyWay::plain;
   test_remote_reads();
-  if (is_mapped) return false;
+  if (is_mapped) return CopyWay::plain;
   const int kind = static_cast<int>(collective);
   const CopyTrial copy = next_copy(kind, bytes, all_read_remotely());
-  if (copy.is_timed) timed_ = &copy_time(rank_, kind, copy_class(bytes), copy.reads);
-  return copy.reads;
+  if (copy.is_timed) timed_ = &copy_time(rank_, kind, copy_class(bytes), copy.way);
+  return copy.way;
 }
 
 void ShmGroup::end_long_call(Clock::time_point began) {
   if (timed_) lower(*timed_, began);
 }
 
-bool ShmGroup::begin_long_message(int to, std::size_t bytes) {
-  if (bytes < kRemoteReadBytes) return false;
+CopyWay ShmGroup::begin_long_message(int to, std::size_t bytes) {
+  if (bytes < kCopyTrialBytes) return CopyWay::plain;
   const bool can_read = state(to).reads.load(std::memory_order_relaxed) == 1;
-  return next_copy(kMessageCopies, bytes, can_read).reads;
+  return next_copy(kMessageCopies, bytes, can_read).way;
 }
 
-void ShmGroup::end_long_message(std::size_t bytes, bool was_read, Clock::time_point began) {
-  if (bytes < kRemoteReadBytes) return;
+void ShmGroup::end_long_message(std::size_t bytes, CopyWay way, Clock::time_point began) {
+  if (bytes < kCopyTrialBytes) return;
   test_remote_reads();
-  lower(copy_time(rank_, kMessageCopies, copy_class(bytes), was_read), began);
+  lower(copy_time(rank_, kMessageCopies, copy_class(bytes), way), began);
 }
 
 bool ShmGroup::all_read_remotely() const {

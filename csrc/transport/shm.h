@@ -85,10 +85,10 @@ class ShmGroup final : public Group {
   // Returns the address of a peer's array; nullptr if the handle is invalid.
   std::byte* address_of(int rank, std::uint64_t handle, std::size_t bytes) const;
   // As in Board.
-  bool begin_long_call(Collective collective, std::size_t bytes, bool is_mapped);
+  CopyWay begin_long_call(Collective collective, std::size_t bytes, bool is_mapped);
   void end_long_call(Clock::time_point began);
-  bool begin_long_message(int to, std::size_t bytes);
-  void end_long_message(std::size_t bytes, bool was_read, Clock::time_point began);
+  CopyWay begin_long_message(int to, std::size_t bytes);
+  void end_long_message(std::size_t bytes, CopyWay way, Clock::time_point began);
   std::uint64_t remote_address(const void* data) const;
   // Reads ordinary memory of a peer by a system call. Returns false if that fails.
   bool read_remote(int rank, std::uint64_t address, std::byte* to, std::size_t bytes) const;
@@ -105,10 +105,12 @@ class ShmGroup final : public Group {
   // Chooses the way of copying of the next call or message of a kind (CopyTimes). `can_read`: the
   // readers can read this rank's memory.
   struct CopyTrial {
-    bool reads, is_timed;
+    CopyWay way;
+    bool is_timed;
   };
   CopyTrial next_copy(int kind, std::size_t bytes, bool can_read);
-  std::atomic<float>& copy_time(int rank, int kind, int size_class, bool reads) const;
+  CopyWay fastest(int kind, int size_class) const;
+  std::atomic<float>& copy_time(int rank, int kind, int size_class, CopyWay way) const;
   // Returns the index of a rank's arena in the followed group, or in this one.
   int arena_of(int rank) const;
   // Returns true if every rank has mapped every arena.
@@ -136,8 +138,8 @@ class ShmGroup final : public Group {
       -1;  // cache of all_mapped(); -1: not all ranks have joined
   // This rank's way of copying, for each kind and size.
   struct CopyChoice {
-    int turn = 0;        // of its period
-    bool reads = false;  // remotely
+    int turn = 0;  // of its period
+    CopyWay way = CopyWay::plain;
   };
   CopyChoice choices_[kCopyKinds][kCopySizes];
   std::atomic<float>* timed_ = nullptr;  // the time that the present call may improve

@@ -239,7 +239,7 @@ std::byte* ShmBoard::address_of(int peer, std::uint64_t handle, std::size_t byte
   return endpoint_.group_.address_of(peer, handle, bytes);
 }
 
-bool ShmBoard::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
+CopyWay ShmBoard::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
   began = Clock::now();
   return endpoint_.group_.begin_long_call(collective, bytes, is_mapped);
 }
@@ -250,12 +250,12 @@ std::uint64_t ShmBoard::remote_address(const void* data) {
   return endpoint_.group_.remote_address(data);
 }
 
-bool ShmBoard::begin_long_message(int to, std::size_t bytes) {
+CopyWay ShmBoard::begin_long_message(int to, std::size_t bytes) {
   return endpoint_.group_.begin_long_message(to, bytes);
 }
 
-void ShmBoard::end_long_message(std::size_t bytes, bool was_read, Clock::time_point began) {
-  endpoint_.group_.end_long_message(bytes, was_read, began);
+void ShmBoard::end_long_message(std::size_t bytes, CopyWay way, Clock::time_point began) {
+  endpoint_.group_.end_long_message(bytes, way, began);
 }
 
 bool ShmBoard::read_remote(int peer, std::uint64_t address, std::byte* to, std::size_t bytes) {

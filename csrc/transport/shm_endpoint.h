@@ -23,11 +23,11 @@ class ShmBoard final : public Board {
   explicit ShmBoard(ShmEndpoint& endpoint);
   std::uint64_t handle_of(const void* data, std::size_t bytes) const override;
   std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) override;
-  bool begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) override;
+  CopyWay begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) override;
   void end_long_call() override;
   std::uint64_t remote_address(const void* data) override;
-  bool begin_long_message(int to, std::size_t bytes) override;
-  void end_long_message(std::size_t bytes, bool was_read, Clock::time_point began) override;
+  CopyWay begin_long_message(int to, std::size_t bytes) override;
+  void end_long_message(std::size_t bytes, CopyWay way, Clock::time_point began) override;
   bool read_remote(int peer, std::uint64_t address, std::byte* to, std::size_t bytes) override;
   bool is_oversubscribed() const override;
   [[noreturn]] void mismatch(int peer) override;

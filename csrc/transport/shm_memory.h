@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "schedule/collective.h"
+#include "support/copy.h"
 #include "support/cores.h"
 #include "support/peer_memory.h"
 #include "support/shared_memory.h"
@@ -38,11 +39,11 @@ struct ShmHeader {
 // `ended`: the launcher reports that the process ended without an error and did not leave.
 enum class Presence : std::uint32_t { absent, joined, left, ended };
 
-// A rank's shortest times, in µs, of long calls, and of receiving long messages. The indices are
-// the collective (messages are the last kind), the class of the size (a power of two), and 1 for
-// remote reads. 0: none yet.
+// A rank's shortest times, in µs, of long calls, and of long messages that it has received. The
+// indices are the collective (messages are the last kind), the class of the size (a power of two),
+// and the way. 0: none yet.
 inline constexpr int kMessageCopies = kDirectCollectives, kCopyKinds = kMessageCopies + 1;
-using CopyTimes = std::atomic<float>[kCopyKinds][kCopySizes][2];
+using CopyTimes = std::atomic<float>[kCopyKinds][kCopySizes][kCopyWays];
 
 struct alignas(kCacheLine) ShmRank {
   WaitQueue queue;

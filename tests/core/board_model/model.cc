@@ -127,7 +127,7 @@ class ModelBoard : public Board {
   using Board::Board;
   std::uint64_t handle_of(const void* data, std::size_t bytes) const override;
   std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) override;
-  bool begin_long_call(Collective, std::size_t, bool) override;
+  CopyWay begin_long_call(Collective, std::size_t, bool) override;
   std::uint64_t remote_address(const void* data) override {
     return reinterpret_cast<std::uintptr_t>(data);
   }
@@ -812,8 +812,8 @@ std::uint64_t ModelBoard::handle_of(const void* data, std::size_t) const {
 std::byte* ModelBoard::address_of(int, std::uint64_t handle, std::size_t) {
   return reinterpret_cast<std::byte*>(handle);
 }
-bool ModelBoard::begin_long_call(Collective, std::size_t, bool) {
-  return model->offers_remote_reads(rank());
+CopyWay ModelBoard::begin_long_call(Collective, std::size_t, bool) {
+  return model->offers_remote_reads(rank()) ? CopyWay::remote_read : CopyWay::plain;
 }
 bool ModelBoard::read_remote(int, std::uint64_t address, std::byte* to, std::size_t bytes) {
   std::memcpy(to, reinterpret_cast<const void*>(address), bytes);
@@ -851,7 +851,7 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) { model->record_wake_up(wo
 
 void combine_many(DType, Op, void* const* targets, std::size_t num_targets,
                   const void* const* sources, std::size_t num_sources, std::size_t count, int,
-                  bool) {
+                  std::size_t) {
   for (std::size_t s = 0; s < num_sources; ++s) model->record(sources[s], count, false);
   for (std::size_t t = 0; t < num_targets; ++t) model->record(targets[t], count, true);
   for (std::size_t i = 0; i < count; ++i) {
