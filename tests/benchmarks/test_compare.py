@@ -249,6 +249,29 @@ def test_main_wrong_result_of_any_or_no_result_of_ours_fails(
     assert (name in found["launches"]) == fails
 
 
+def test_launch_between_other_handshakes_of_the_cores_is_repeated(compare, monkeypatch):
+    times, moved = iter([3.0, 9.0, 5.0]), iter([0.1, 0.1, 0.1, 0.4, 0.1, 0.4])
+    monkeypatch.setattr(compare, "launch", lambda *_: {"64": {"us": next(times)}})
+    monkeypatch.setattr(compare, "handshake", lambda: next(moved))
+    monkeypatch.setattr(
+        compare, "contestants", lambda *_: ({"pycollective": ("", ""), "MPI": ("mpi", "")}, {})
+    )
+    args = options(launches=1, retries=1, seconds=0)
+    found = compare.run_call(compare.PARTS["processes2"], "broadcast", [64], args)
+    # The second launch ended with another handshake, and so did its repetition.
+    assert found["launches"] == {
+        "pycollective": [{"64": {"us": 3.0}}],
+        "MPI": [{"64": {"us": 5.0}}],
+    }
+    assert found["handshakes"] == {"pycollective": [(0.1, 0.1)], "MPI": [(0.1, 0.4)]}
+    text = "\n".join(compare.call_table(compare.PARTS["processes2"], "broadcast", found))
+    assert "took 0.10 µs. It differed while these ran: MPI." in text
+
+
+def test_handshake_of_two_cores_takes_some_time(compare):
+    assert compare.handshake() > 0 or compare.cores() == 1
+
+
 def test_main_file_of_another_format_is_refused(compare, tmp_path, monkeypatch):
     file = tmp_path / "results.json"
     file.write_text('{"benchmark": "compare", "parts": {}}')
@@ -261,8 +284,18 @@ def test_main_file_of_another_format_is_refused(compare, tmp_path, monkeypatch):
 def test_main_measures_and_adds_to_an_earlier_file(compare, tmp_path, monkeypatch, capsys):
     pytest.importorskip("pycollective")
     file = tmp_path / "results.json"
-    words = ["compare.py", "--launches", "2", "--seconds", "0.001", "--sizes", "8", "--peers"]
-    words += ["--calls", "all_reduce", "broadcast", "--mpi", "No MPI=/nowhere/python"]
+    words = [
+        "compare.py",
+        "--launches",
+        "2",
+        "--seconds",
+        "0.001",
+        "--sizes",
+        "8",
+        "--retries",
+        "0",
+    ]
+    words += ["--calls", "all_reduce", "broadcast", "--peers", "--mpi", "No MPI=/nowhere/python"]
     words += ["--json", str(file), "--parts", "processes2"]
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setattr(sys, "argv", words)

@@ -426,7 +426,7 @@ for turn in range(300):
 @knows_numbers
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_arrays_of_peers_are_read_remotely_only_if_every_rank_may_read_them(tmp_path, is_refused):
-    """Six turns use staging memory. The next six read the peers' arrays, if every rank may."""
+    """28 turns use staging memory. The next six read the peers' arrays, if every rank may."""
     preamble = f"""
 from in_ranks import *
 if {is_refused} and os.environ["PYCOLLECTIVE_RANK"] == "1":
@@ -435,7 +435,7 @@ comm = pc.init(timeout=20)
 """
     body = """
 length, ranks, rank = 70_001, comm.size, comm.rank
-for turn in range(13):
+for turn in range(35):
     root = turn % 2
     array = np.arange(ranks * length, dtype="f4").reshape(ranks, length) + turn
 
@@ -463,7 +463,7 @@ for turn in range(13):
         lambda given, **options: comm.scatter(given if rank == root else None, **options),
         array[rank], root=root, out=part,
     )
-for turn in range(21):  # the first eight use each page of the staging memory
+for turn in range(43):  # the first eight use each page of the staging memory
     sent = np.full(length, rank + turn, "f4")
     work = comm.send(sent, (rank + 1) % ranks, async_op=True)
     got = comm.recv(np.empty(length, "f4"), (rank - 1) % ranks)
@@ -486,7 +486,7 @@ array = np.arange(comm.size * length, dtype="f4").reshape(comm.size, length)
 mapped = comm.empty(array.shape, "f4")
 mapped[...] = array
 expected = np.stack([array[comm.rank]] * comm.size)
-for _ in range(6):
+for _ in range(16):
     assert (comm.all_to_all(array if comm.rank == 0 else mapped) == expected).all()
 for _ in range(8):
     assert (comm.all_to_all(array) == expected).all()
@@ -500,7 +500,7 @@ print("done")
 @knows_numbers
 @pytest.mark.parametrize("call", ["all_to_all", "recv"])
 def test_rank_that_can_no_longer_read_its_peer_names_the_peer_and_its_call(tmp_path, call):
-    """The seventh long call reads the peer's array, as do six messages after the first six."""
+    """The fourteenth long call reads the peer's array, as do six messages."""
     body = f"""
 x = np.zeros((2, 1 << 20), "f4")
 
@@ -512,7 +512,7 @@ def exchange():
             call(x, 1 - comm.rank)
 
 comm.barrier()
-for turn in range(7 if {call!r} == "recv" else 6):
+for turn in range(13):
     exchange()
 if comm.rank == 0:
     refuse("process_vm_readv")
@@ -526,7 +526,7 @@ except pc.PeerLostError as error:
 """
     done = run(tmp_path, "host", 2, body)
     calls = {
-        "all_to_all": "all_to_all #8 (float32[2, 1048576], direct)",
+        "all_to_all": "all_to_all #15 (float32[2, 1048576], direct)",
         "recv": "recv (float32[2, 1048576], tag 0) from rank 1",
     }
     assert done.outputs[0] == f"(1,) {calls[call]}\n", done
@@ -534,16 +534,16 @@ except pc.PeerLostError as error:
 
 @knows_numbers
 @pytest.mark.slow
-def test_long_calls_try_staging_and_remote_reads_again_after_512_calls(tmp_path):
-    """After 512 calls come six that use staging memory, and then calls that read the array."""
+def test_long_calls_try_staging_and_remote_reads_again_after_1024_calls(tmp_path):
+    """After 1024 calls come twelve that use staging memory, and then calls that read the array."""
     body = """
 x = np.zeros(1 << 21, "f4")
-for turn in range(512):
+for turn in range(1024):
     comm.broadcast(x, 1, out=x)
 comm.barrier()
 if comm.rank == 0:
     refuse("process_vm_readv")
-for turn in range(6):
+for turn in range(12):
     comm.broadcast(x, 1, out=x)
 try:
     comm.broadcast(x, 1, out=x)
@@ -551,7 +551,7 @@ except pc.PeerLostError as error:
     print(error.ranks, error.call, flush=True)
 """
     done = run(tmp_path, "host", 2, body)
-    assert done.outputs[0] == "(1,) broadcast #520 (float32[2097152], direct, root 1)\n", done
+    assert done.outputs[0] == "(1,) broadcast #1038 (float32[2097152], direct, root 1)\n", done
 
 
 def test_messages_are_timed_after_each_page_of_the_staging_memory_was_used(tmp_path):
@@ -587,7 +587,7 @@ def exchange():
     else:
         {call}
 
-for turn in range(13):
+for turn in range(20):
     exchange()
 if comm.rank == 1:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
