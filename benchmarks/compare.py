@@ -24,8 +24,8 @@ Timing
     values, which are restored before they overflow. All contestants keep freed memory from the kernel.
     Open MPI yields if there are more ranks than cores. MPI over TCP may use no shared memory.
     The host of a virtual machine may move its cores, so that they share a cache at one time and none
-    a minute later. A handshake of two cores then takes another time. It is timed before and after each
-    launch, and a launch between other handshakes than the median of its call is repeated.
+    a minute later. A handshake of two cores then takes another time. All launches of a call wait until
+    it takes as long as before the first one, and are repeated if it changed meanwhile (--patience).
 
 Checks
     Each contestant's result is compared once per size with values computed here. The bare copies
@@ -332,57 +332,60 @@ def handshake() -> float:
         return max(pool.map(take_part, range(2)))
 
 
-def unlike(handshakes: dict[str, list[tuple[float, float]]]) -> list[tuple[str, int]]:
-    """Return the launches whose handshakes are far from the median of all: name and index."""
-    every = [one for pairs in handshakes.values() for pair in pairs for one in pair]
-    middle = statistics.median(every) if every else 0.0
-    return [
-        (name, i)
-        for name, pairs in handshakes.items()
-        for i, pair in enumerate(pairs)
-        if max(pair) > 1.6 * middle or min(pair) < middle / 1.6
-    ]
+def alike(one: float, other: float) -> bool:
+    return max(one, other) <= 1.6 * min(one, other)
 
 
 def run_call(part: Part, call: str, sizes: list[int], args: argparse.Namespace) -> dict[str, Any]:
     """Return the results of all launches of a call."""
     who, notes = contestants(part, call, args)
     launches: dict[str, list[Any]] = {name: [] for name in who}
-    handshakes: dict[str, list[tuple[float, float]]] = {name: [] for name in who}
+    moved: set[str] = set()  # contestants that ran between other handshakes
     failed = []
+    usual, patience = handshake(), args.patience
 
-    def run(name: str, turn: str) -> None:
-        print(f"# {part.title}, {call}, {turn}: {name}", file=sys.stderr, flush=True)
-        kind, python = who[name]
-        before = handshake()
-        try:
-            found = launch(kind, python, part, call, sizes, args)
-            fatal = isinstance(found, str) and name.startswith((OURS, BARE))
-        except WrongResult as error:
-            found, fatal = str(error), True
-        if isinstance(found, str):
-            notes[name] = found  # and do not try again
-            print(f"# {name}: {found}", file=sys.stderr, flush=True)
-        else:
-            launches[name].append(found)
-            handshakes[name].append((before, handshake()))
-        if fatal:
-            failed.append(f"{part.title}, {call}: {name}: {found}")
+    def run(name: str) -> Any:
+        """Launch a contestant between usual handshakes if these come in time."""
+        nonlocal patience
+        while True:
+            began = time.monotonic()
+            while not alike(before := handshake(), usual) and time.monotonic() - began < patience:
+                time.sleep(0.1)
+            found = launch(*who[name], part, call, sizes, args)
+            is_usual = alike(before, usual) and alike(handshake(), usual)
+            if is_usual or isinstance(found, str):
+                return found
+            patience -= time.monotonic() - began
+            if patience <= 0:
+                moved.add(name)
+                return found
 
     for turn in range(1, args.launches + 1):
         for name in [n for n in who if n not in notes]:
-            run(name, f"launch {turn}/{args.launches}")
-    for turn in range(1, args.retries + 1):
-        for name, i in reversed(unlike(handshakes)):
-            if name not in notes:
-                del launches[name][i], handshakes[name][i]
-                run(name, f"repeated launch {turn}/{args.retries}")
+            print(
+                f"# {part.title}, {call}, launch {turn}/{args.launches}: {name}",
+                file=sys.stderr,
+                flush=True,
+            )
+            try:
+                found = run(name)
+                fatal = isinstance(found, str) and name.startswith((OURS, BARE))
+            except WrongResult as error:
+                found, fatal = str(error), True
+            if isinstance(found, str):
+                notes[name] = found  # and do not try again
+                print(f"# {name}: {found}", file=sys.stderr, flush=True)
+            else:
+                launches[name].append(found)
+            if fatal:
+                failed.append(f"{part.title}, {call}: {name}: {found}")
     return {
         "ranks": part.ranks,
         "sizes": sizes,
         "kinds": {name: kind for name, (kind, _) in who.items()},
         "launches": {name: found for name, found in launches.items() if found},
-        "handshakes": {name: found for name, found in handshakes.items() if found},
+        "handshake_us": usual,
+        "moved": sorted(moved),
         "notes": notes,
         "failed": failed,
         "turns": args.launches,
@@ -625,12 +628,10 @@ def call_table(part: Part, call: str, results: Results) -> list[str]:
         )
     for name, why in results["notes"].items():
         lines.append(f"Without {name}: {why}.")
-    handshakes = results.get("handshakes", {})
-    if times := [one for pairs in handshakes.values() for pair in pairs for one in pair]:
-        text = f"A handshake of two cores took {statistics.median(times):.2f} µs."
-        if other := {name for name, _ in unlike(handshakes)}:
-            text += f" It differed while these ran: {', '.join(sorted(other))}."
-        lines.append(text)
+    if "handshake_us" in results:
+        text = f"A handshake of two cores took {results['handshake_us']:.2f} µs"
+        other = ", ".join(results["moved"])
+        lines.append(f"{text}, but not while these ran: {other}." if other else f"{text}.")
     lines += [f"{results['turns']} launches of each, {results['when']} UTC.", ""]
     return lines
 
@@ -707,8 +708,8 @@ def main() -> None:
     p.add_argument("--only", nargs="+", metavar="NAME",
                    help="contestants whose names begin so, such as pycollective")  # fmt: skip
     p.add_argument("--launches", type=int, default=2, help="of each contestant (2)")
-    p.add_argument("--retries", type=int, default=5,
-                   help="of launches with another handshake of the cores (5)")  # fmt: skip
+    p.add_argument("--patience", type=float, default=60, metavar="S",
+                   help="for a call's launches with another handshake of the cores (60)")  # fmt: skip
     p.add_argument("--seconds", type=float, default=0.15, help="of a repeat (0.15)")
     p.add_argument("--launch-limit", type=float, default=120, metavar="S",
                    help="a launch that takes longer is ended (120)")  # fmt: skip

@@ -249,23 +249,24 @@ def test_main_wrong_result_of_any_or_no_result_of_ours_fails(
     assert (name in found["launches"]) == fails
 
 
-def test_launch_between_other_handshakes_of_the_cores_is_repeated(compare, monkeypatch):
-    times, moved = iter([3.0, 9.0, 5.0]), iter([0.1, 0.1, 0.1, 0.4, 0.1, 0.4])
+@pytest.mark.parametrize("patience", [60, 0])
+def test_launch_between_other_handshakes_of_the_cores_is_repeated(compare, monkeypatch, patience):
+    times, handshakes = iter([3.0, 9.0, 5.0]), iter([0.1, 0.4, 0.11, 0.1, 0.1, 0.4, 0.1, 0.1])
+    who = {"pycollective": ("pycollective", ""), "MPI": ("mpi", "")}
     monkeypatch.setattr(compare, "launch", lambda *_: {"64": {"us": next(times)}})
-    monkeypatch.setattr(compare, "handshake", lambda: next(moved))
-    monkeypatch.setattr(
-        compare, "contestants", lambda *_: ({"pycollective": ("", ""), "MPI": ("mpi", "")}, {})
-    )
-    args = options(launches=1, retries=1, seconds=0)
-    found = compare.run_call(compare.PARTS["processes2"], "broadcast", [64], args)
-    # The second launch ended with another handshake, and so did its repetition.
-    assert found["launches"] == {
-        "pycollective": [{"64": {"us": 3.0}}],
-        "MPI": [{"64": {"us": 5.0}}],
-    }
-    assert found["handshakes"] == {"pycollective": [(0.1, 0.1)], "MPI": [(0.1, 0.4)]}
-    text = "\n".join(compare.call_table(compare.PARTS["processes2"], "broadcast", found))
-    assert "took 0.10 µs. It differed while these ran: MPI." in text
+    monkeypatch.setattr(compare, "handshake", lambda: next(handshakes))
+    monkeypatch.setattr(compare, "contestants", lambda *_: (who, {}))
+    part = compare.PARTS["processes2"]
+    args = options(launches=1, patience=patience)
+    found = compare.run_call(part, "broadcast", [64], args)
+    ours, mpi = (found["launches"][name][0]["64"]["us"] for name in who)
+    text = "\n".join(compare.call_table(part, "broadcast", found))
+    if patience:  # The first launch waits; the handshake changes in the second one.
+        assert (ours, mpi, found["moved"]) == (3.0, 5.0, [])
+        assert "took 0.10 µs.\n" in text
+    else:
+        assert (ours, mpi, found["moved"]) == (3.0, 9.0, ["pycollective"])
+        assert "took 0.10 µs, but not while these ran: " in text
 
 
 def test_handshake_of_two_cores_takes_some_time(compare):
