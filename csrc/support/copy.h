@@ -22,8 +22,9 @@ void copy_long(std::byte* to, const std::byte* from, std::size_t bytes);
 // stores do.
 void copy_long_to_peer(std::byte* to, const std::byte* from, std::size_t bytes);
 
-// The ways of an ordinary array to another process: through shared memory, with plain stores or
-// past the caches, or by a read through the system (support/peer_memory.h).
+// The ways of an ordinary array to another process. `plain` and `past_cache` are copies through
+// shared memory, with plain stores or past the caches. `remote_read` is a read through the system
+// (support/peer_memory.h).
 enum class CopyWay : std::uint16_t { plain, past_cache, remote_read };
 inline constexpr int kCopyWays = 3;
 

@@ -73,7 +73,7 @@ class RingPipes final : public Pipes {
     std::size_t left = 0;             // Bytes of the current message that are not written yet.
     std::size_t block = 0;            // Bytes of it that are copied in at once.
     std::uint64_t awaited_until = 0;  // The end of a zero-copy or remote record; 0: there is none.
-    CopyWay way = CopyWay::plain;     // Of the current message.
+    CopyWay way = CopyWay::plain;     // The way of the current message.
     bool announced = false;           // The receiver knows that this rank sends to it.
   };
   struct Incoming {
@@ -82,10 +82,10 @@ class RingPipes final : public Pipes {
     std::size_t left = 0;        // Bytes of the current message that are not read yet.
     const std::byte* mapped = nullptr;  // A zero-copy message in the sender's arena.
     std::uint64_t remote = 0;           // The address of a remote message.
-    CopyWay way = CopyWay::plain;       // Of its message.
+    CopyWay way = CopyWay::plain;       // The way of its message.
     Clock::time_point since;            // When a timed message began; else zero.
     bool begun = false;
-    bool awaited = false;  // This rank has looked for its message in vain.
+    bool awaited = false;  // This rank has looked for its message before it came.
     bool announced = false;
     bool ended = false;  // The array of its message cannot be read.
     Envelope envelope;

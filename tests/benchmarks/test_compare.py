@@ -293,7 +293,7 @@ def test_main_measures_and_adds_to_an_earlier_file(compare, tmp_path, monkeypatc
         "0.001",
         "--sizes",
         "8",
-        "--retries",
+        "--patience",
         "0",
     ]
     words += ["--calls", "all_reduce", "broadcast", "--peers", "--mpi", "No MPI=/nowhere/python"]
