@@ -235,7 +235,7 @@ def test_main_wrong_result_of_any_or_no_result_of_ours_fails(
 
     file = tmp_path / "results.json"
     words = ["--parts", "processes2", "--calls", "broadcast", "--sizes", "64", "--json", str(file)]
-    words += ["--mpi", "MPI=x", "--peers", "--only", "pycollective", "MPI"]
+    words += ["--mpi", "MPI=x", "--peers", "--only", "pycollective", "MPI", "--patience", "0"]
     monkeypatch.setattr(compare, "launch", launch)
     monkeypatch.setattr(compare, "has", lambda python, module: True)
     monkeypatch.setattr(sys, "argv", ["compare.py", *words])
@@ -249,9 +249,26 @@ def test_main_wrong_result_of_any_or_no_result_of_ours_fails(
     assert (name in found["launches"]) == fails
 
 
-@pytest.mark.parametrize("patience", [60, 0])
-def test_launch_between_other_handshakes_of_the_cores_is_repeated(compare, monkeypatch, patience):
+@pytest.mark.parametrize(
+    ("patience", "ours", "mpi", "moved", "says"),
+    [
+        (60, 3.0, 5.0, [], "took 0.10 µs.\n"),  # the second launch changes it, and is repeated
+        (
+            1e-9,
+            3.0,
+            9.0,
+            ["MPI", "pycollective"],
+            "took 0.10 µs, but not while these ran: MPI, pyc",
+        ),
+        (0, 3.0, 9.0, [], ""),
+    ],
+)
+def test_launch_between_other_handshakes_of_the_cores_is_repeated(
+    compare, monkeypatch, patience, ours, mpi, moved, says
+):
     times, handshakes = iter([3.0, 9.0, 5.0]), iter([0.1, 0.4, 0.11, 0.1, 0.1, 0.4, 0.1, 0.1])
+    if patience == 1e-9:
+        handshakes = iter([0.1, 0.4, 0.1, 0.4])
     who = {"pycollective": ("pycollective", ""), "MPI": ("mpi", "")}
     monkeypatch.setattr(compare, "launch", lambda *_: {"64": {"us": next(times)}})
     monkeypatch.setattr(compare, "handshake", lambda: next(handshakes))
@@ -259,14 +276,9 @@ def test_launch_between_other_handshakes_of_the_cores_is_repeated(compare, monke
     part = compare.PARTS["processes2"]
     args = options(launches=1, patience=patience)
     found = compare.run_call(part, "broadcast", [64], args)
-    ours, mpi = (found["launches"][name][0]["64"]["us"] for name in who)
-    text = "\n".join(compare.call_table(part, "broadcast", found))
-    if patience:  # The first launch waits; the handshake changes in the second one.
-        assert (ours, mpi, found["moved"]) == (3.0, 5.0, [])
-        assert "took 0.10 µs.\n" in text
-    else:
-        assert (ours, mpi, found["moved"]) == (3.0, 9.0, ["pycollective"])
-        assert "took 0.10 µs, but not while these ran: " in text
+    assert [found["launches"][name][0]["64"]["us"] for name in who] == [ours, mpi]
+    assert found["moved"] == moved
+    assert says in "\n".join(compare.call_table(part, "broadcast", found))
 
 
 def test_handshake_of_two_cores_takes_some_time(compare):
@@ -322,7 +334,16 @@ def test_mpi_every_call_in_this_environment_gives_right_values(compare, tmp_path
         pytest.skip("needs an MPI from PyPI beside mpi4py")
     file = tmp_path / "results.json"
     words = ["--parts", "processes2", "--launches", "1", "--seconds", "0.001", "--sizes", "64"]
-    words += ["--only", "MPI", "--mpi", f"MPI={sys.executable}", "--json", str(file)]
+    words += [
+        "--patience",
+        "0",
+        "--only",
+        "MPI",
+        "--mpi",
+        f"MPI={sys.executable}",
+        "--json",
+        str(file),
+    ]
     monkeypatch.setattr(sys, "argv", ["compare.py", *words])
     compare.main()
     part = json.loads(file.read_text())["parts"]["processes2"]

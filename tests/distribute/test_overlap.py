@@ -246,8 +246,8 @@ def fails(g):
     if tf.distribute.get_replica_context().replica_id_in_sync_group == 3:
         import time
         until = time.monotonic() + 20
-        first = strategy.extended._threads.reducers[0]
-        while not first.has_reached_workers and time.monotonic() < until:
+        made = strategy.extended._threads.reducers  # by replica 0 of this worker
+        while not (made and made[0].has_reached_workers) and time.monotonic() < until:
             time.sleep(0.01)
         raise ZeroDivisionError("in the tape")
     return backward(g)
