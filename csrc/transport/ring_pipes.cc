@@ -141,7 +141,8 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
     out.way = board_->begin_long_message(peer, envelope.bytes);
     if (out.way == CopyWay::remote_read) {
       place = board_->remote_address(data);
-      if (place) kind = Kind::remote;
+      kind = place ? Kind::remote : kind;
+      out.way = place ? out.way : CopyWay::plain;
     }
   }
   const bool awaits = kind == Kind::zero_copy || kind == Kind::remote;

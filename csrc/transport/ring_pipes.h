@@ -16,7 +16,8 @@
 // * remote: the same for an ordinary array, which the receiver reads through the system
 //   (support/peer_memory.h).
 //
-// The time of messages decides between streamed and remote. Messages are timed only after each page
+// The times of messages decide between streamed and remote, and whether a streamed one is written
+// past the caches. Messages are timed only after each page
 // of the ring was used, because the first use of a page costs more than a copy.
 #pragma once
 

@@ -29,14 +29,14 @@ int copy_class(std::size_t bytes) {
   return std::min<int>(std::bit_width(bytes / kCopyTrialBytes), kCopySizes) - 1;
 }
 
-// The calls from one trial of both ways to the next one.
+// The calls from one trial of all ways to the next one.
 int copy_period(int size_class) {
   return static_cast<int>(
       std::max(kCopyPeriodBytes / (kCopyTrialBytes << size_class), kLeastCopyPeriod));
 }
 
-// The calls at the beginning of a period that are not timed. They use a ring whole: lines that no
-// peer has read lately are written faster.
+// The calls at the beginning of a period that are not timed. They fill the rings: a ring that was
+// not used lately is written faster, and its time would mislead.
 int untimed_calls(int size_class) {
   return static_cast<int>(2 * kMostStagingBytes / (kCopyTrialBytes << size_class));
 }
