@@ -300,8 +300,13 @@ bool DirectExecution::post() {
       board_.input_position = end;
     }
     mode_ = Mode::one_shot;
-    if (std::size_t bytes = input_bytes(rank)) {
-      copy_to_peer(const_cast<std::byte*>(one_shot_data(rank)), call_.input, bytes);
+    std::byte* data = const_cast<std::byte*>(one_shot_data(rank));
+    if (is_in_slot()) {
+      if (std::size_t bytes = input_bytes(rank)) std::memcpy(data, call_.input, bytes);
+    } else {
+      way_ = board_.begin_long_call(call_.collective, unit_, CopyWay::past_cache);
+      slot.operands.began = short_time(board_.began);
+      if (std::size_t bytes = input_bytes(rank)) write_for_peers(data, call_.input, bytes);
     }
   } else {
     mode_ = Mode::blocks;
@@ -329,7 +334,8 @@ bool DirectExecution::post() {
     output_is_mapped_ = operands.output != 0;
     const bool is_mapped =
         in != 0 && input_is_mapped && (out == 0 || !is_cut_ || output_is_mapped_);
-    way_ = board_.begin_long_call(call_.collective, unit_, is_mapped);
+    way_ = board_.begin_long_call(call_.collective, unit_,
+                                  is_mapped ? CopyWay::plain : CopyWay::remote_read);
     if (way_ == CopyWay::remote_read) {
       if (!input_is_mapped) operands.remote_input = board_.remote_address(call_.input);
       if (is_cut_ && !output_is_mapped_)
@@ -413,10 +419,11 @@ bool DirectExecution::have_posted() {
       if (part != Board::kDifferentParts) equal_part_ = std::max(equal_part_, part);
       parts_differ_ = parts_differ_ || part != unit_;
     }
-    if (mode_ != Mode::blocks || parts_differ_) continue;
-    auto& peer = board_.peers[static_cast<std::size_t>(checked_)];
+    if (mode_ == Mode::offers_nothing || parts_differ_ || is_in_slot()) continue;
     const Board::Operands operands = slot.operands;
     board_.began = std::max(board_.began, time_near(board_.began, operands.began));
+    if (mode_ == Mode::one_shot) continue;
+    auto& peer = board_.peers[static_cast<std::size_t>(checked_)];
     if (operands.input) peer.input = address_of(checked_, operands.input, input_bytes(checked_));
     all_share_ = all_share_ && operands.shares != 0;
     peer.remote_input = operands.remote_input;
@@ -512,6 +519,7 @@ void DirectExecution::complete_one_shot() {
       break;
   }
   if (is_in_slot()) return;
+  board_.end_long_call();
   // Lets the peers overwrite their one-shot data up to here.
   board_.counters(rank).consumed.store(board_.input_position, std::memory_order_release);
 }

@@ -65,8 +65,8 @@ inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
 // share, which change when the system moves a rank. So the first calls of each kind and size
 // (powers of two) try the ways in turn; the first trials of each are not timed. Later calls try
 // again, after kCopyPeriodBytes and at least kLeastCopyPeriod calls.
-inline constexpr std::size_t kCopyTrialBytes = 16 * 1024;
-inline constexpr int kCopySizes = 18;
+inline constexpr std::size_t kCopyTrialBytes = 4 * 1024;
+inline constexpr int kCopySizes = 20;
 inline constexpr int kCopyTrials = 6;
 inline constexpr int kCopyWarmups = 2;
 inline constexpr int kStoreTrials = 3;  // of each way in StoreTrials, with one that is not timed

@@ -111,9 +111,9 @@ class Board {
   virtual std::uint64_t handle_of(const void* data, std::size_t bytes) const = 0;
   // Maps a peer's array by its handle. Returns nullptr if the peer has no such memory.
   virtual std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) = 0;
-  // Begins a call that is not one-shot, of `bytes` for an array or a part. Returns the way of this
-  // rank's ordinary arrays to the peers. `is_mapped`: this rank has none.
-  virtual CopyWay begin_long_call(Collective, std::size_t /*bytes*/, bool /*is_mapped*/) {
+  // Begins a call whose arrays are not in the slots, of `bytes` for an array or a part. Returns the
+  // way of this rank's ordinary arrays to the peers, at most `last` (`plain` if it has none).
+  virtual CopyWay begin_long_call(Collective, std::size_t /*bytes*/, CopyWay /*last*/) {
     return CopyWay::plain;
   }
   virtual void end_long_call() {}

@@ -136,7 +136,8 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   if (free_bytes(to, out, round_up(most, kCacheLine)) < round_up(most, kCacheLine)) return false;
   std::uint32_t began = 0;
   out.way = CopyWay::plain;
-  if (kind == Kind::streamed && board_ && is_used(out.position)) {
+  const bool is_copied = board_ && kind != Kind::zero_copy;
+  if (is_copied && envelope.bytes >= kCopyTrialBytes && is_used(out.position)) {
     began = short_time(Clock::now());
     out.way = board_->begin_long_message(peer, envelope.bytes);
     if (out.way == CopyWay::remote_read) {
@@ -174,7 +175,8 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
     out.block = std::min(pipe_block_bytes(envelope.bytes), ring_bytes_ / 4);
     moved = try_write(peer, data, envelope.bytes);
   } else {
-    copy_in(to, begin + ahead, awaits ? static_cast<const void*>(&place) : data, inline_bytes);
+    copy_in(to, begin + ahead, awaits ? static_cast<const void*>(&place) : data, inline_bytes,
+            out.way);
     head(to, out.position).kind.store(Kind::none, std::memory_order_relaxed);
     out.awaited_until = awaits ? out.position : 0;
     moved = awaits ? 0 : envelope.bytes;

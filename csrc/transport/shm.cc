@@ -150,7 +150,7 @@ std::atomic<float>& ShmGroup::copy_time(int rank, int kind, int size_class, Copy
 
 // Each rank counts its calls. So all ranks try the same way at the same time, if they make the same
 // calls.
-ShmGroup::CopyTrial ShmGroup::next_copy(int kind, std::size_t bytes, bool can_read) {
+ShmGroup::CopyTrial ShmGroup::next_copy(int kind, std::size_t bytes, CopyWay last) {
   const int size_class = copy_class(bytes);
   CopyChoice& choice = choices_[kind][size_class];
   const int turn = choice.turn, begin = untimed_calls(size_class);
@@ -167,7 +167,7 @@ ShmGroup::CopyTrial ShmGroup::next_copy(int kind, std::size_t bytes, bool can_re
   if (trial == kCopyWays * kCopyTrials) choice.way = fastest(kind, size_class);
   const bool is_trial = trial < kCopyWays * kCopyTrials;
   const CopyWay way = is_trial ? static_cast<CopyWay>(trial / kCopyTrials) : choice.way;
-  if (way == CopyWay::remote_read && !can_read) return {CopyWay::plain, false};
+  if (way > last) return {CopyWay::plain, false};
   return {way, is_trial && trial % kCopyTrials >= kCopyWarmups};
 }
 
@@ -188,13 +188,14 @@ CopyWay ShmGroup::fastest(int kind, int size_class) const {
   return best;
 }
 
-CopyWay ShmGroup::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
+CopyWay ShmGroup::begin_long_call(Collective collective, std::size_t bytes, CopyWay last) {
   timed_ = nullptr;
   if (bytes < kCopyTrialBytes) return CopyWay::plain;
   test_remote_reads();
-  if (is_mapped) return CopyWay::plain;
+  if (last == CopyWay::plain) return last;
   const int kind = static_cast<int>(collective);
-  const CopyTrial copy = next_copy(kind, bytes, all_read_remotely());
+  if (!all_read_remotely()) last = CopyWay::past_cache;
+  const CopyTrial copy = next_copy(kind, bytes, last);
   if (copy.is_timed) timed_ = &copy_time(rank_, kind, copy_class(bytes), copy.way);
   return copy.way;
 }
@@ -206,7 +207,8 @@ void ShmGroup::end_long_call(Clock::time_point began) {
 CopyWay ShmGroup::begin_long_message(int to, std::size_t bytes) {
   if (bytes < kCopyTrialBytes) return CopyWay::plain;
   const bool can_read = state(to).reads.load(std::memory_order_relaxed) == 1;
-  return next_copy(kMessageCopies, bytes, can_read).way;
+  return next_copy(kMessageCopies, bytes, can_read ? CopyWay::remote_read : CopyWay::past_cache)
+      .way;
 }
 
 void ShmGroup::end_long_message(std::size_t bytes, CopyWay way, Clock::time_point began) {

@@ -85,7 +85,7 @@ class ShmGroup final : public Group {
   // Returns the address of a peer's array; nullptr if the handle is invalid.
   std::byte* address_of(int rank, std::uint64_t handle, std::size_t bytes) const;
   // As in Board.
-  CopyWay begin_long_call(Collective collective, std::size_t bytes, bool is_mapped);
+  CopyWay begin_long_call(Collective collective, std::size_t bytes, CopyWay last);
   void end_long_call(Clock::time_point began);
   CopyWay begin_long_message(int to, std::size_t bytes);
   void end_long_message(std::size_t bytes, CopyWay way, Clock::time_point began);
@@ -102,13 +102,12 @@ class ShmGroup final : public Group {
   void map_arenas();
   // Tests once, after all ranks have joined, if this rank can read the memory of all ranks.
   void test_remote_reads();
-  // Chooses the way of copying of the next call or message of a kind (CopyTimes). `can_read`: the
-  // readers can read this rank's memory.
+  // Chooses the way of copying of the next call or message of a kind (CopyTimes), at most `last`.
   struct CopyTrial {
     CopyWay way;
     bool is_timed;
   };
-  CopyTrial next_copy(int kind, std::size_t bytes, bool can_read);
+  CopyTrial next_copy(int kind, std::size_t bytes, CopyWay last);
   CopyWay fastest(int kind, int size_class) const;
   std::atomic<float>& copy_time(int rank, int kind, int size_class, CopyWay way) const;
   // Returns the index of a rank's arena in the followed group, or in this one.

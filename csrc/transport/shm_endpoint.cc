@@ -239,9 +239,9 @@ std::byte* ShmBoard::address_of(int peer, std::uint64_t handle, std::size_t byte
   return endpoint_.group_.address_of(peer, handle, bytes);
 }
 
-CopyWay ShmBoard::begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) {
-  began = Clock::now();
-  return endpoint_.group_.begin_long_call(collective, bytes, is_mapped);
+CopyWay ShmBoard::begin_long_call(Collective collective, std::size_t bytes, CopyWay last) {
+  if (bytes >= kCopyTrialBytes) began = Clock::now();
+  return endpoint_.group_.begin_long_call(collective, bytes, last);
 }
 
 void ShmBoard::end_long_call() { endpoint_.group_.end_long_call(began); }

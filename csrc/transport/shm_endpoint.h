@@ -23,7 +23,7 @@ class ShmBoard final : public Board {
   explicit ShmBoard(ShmEndpoint& endpoint);
   std::uint64_t handle_of(const void* data, std::size_t bytes) const override;
   std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) override;
-  CopyWay begin_long_call(Collective collective, std::size_t bytes, bool is_mapped) override;
+  CopyWay begin_long_call(Collective collective, std::size_t bytes, CopyWay last) override;
   void end_long_call() override;
   std::uint64_t remote_address(const void* data) override;
   CopyWay begin_long_message(int to, std::size_t bytes) override;

@@ -118,6 +118,35 @@ def test_collectives_in_place_are_right(on_ranks, kind, shared, count):
     assert on_ranks(make_group(kind, 3, 60.0), work) == [True] * 3
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_short_calls_and_messages_are_right_with_every_way_of_copying(on_ranks, ranks):
+    """About 1,000 calls of 4 KiB use each page of the staging rings, and then the trials begin."""
+
+    def work(comm):
+        me, size = comm.rank, comm.size
+        for turn in range(1100):
+            count = 1025 + turn % 50
+            x = np.arange(size * count, dtype=np.float32) % 1000 + (turn + me)
+            first = x - me
+            total = size * first + sum(range(size))
+            part = slice(me * count, (me + 1) * count)
+            assert (comm.all_reduce(x[:count]) == total[:count]).all(), turn
+            assert (comm.reduce_scatter(x) == total[part]).all(), turn
+            assert (comm.broadcast(x[:count], turn % size) == first[:count] + turn % size).all()
+            gathered = np.concatenate([first[:count] + r for r in range(size)])
+            assert (comm.all_gather(x[:count]) == gathered).all(), turn
+            assert (comm.all_to_all(x)[:count] == first[part]).all(), turn
+            sent = comm.send(x[:count], (me + 1) % size, async_op=True)
+            assert (
+                comm.recv(np.empty(count, np.float32), (me - 1) % size)
+                == first[:count] + (me - 1) % size
+            ).all(), turn
+            sent.wait()
+        return True
+
+    assert on_ranks(make_group("shm", ranks, 60.0), work) == [True] * ranks
+
+
 @pytest.mark.parametrize("kind", ["threads", "shm"])
 def test_root_is_at_most_one_call_ahead_of_its_peers(on_ranks, kind):
     """A rank that reads a slot late gets the value of that call, not of a later one."""

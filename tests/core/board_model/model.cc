@@ -127,7 +127,7 @@ class ModelBoard : public Board {
   using Board::Board;
   std::uint64_t handle_of(const void* data, std::size_t bytes) const override;
   std::byte* address_of(int peer, std::uint64_t handle, std::size_t bytes) override;
-  CopyWay begin_long_call(Collective, std::size_t, bool) override;
+  CopyWay begin_long_call(Collective, std::size_t, CopyWay last) override;
   std::uint64_t remote_address(const void* data) override {
     return reinterpret_cast<std::uintptr_t>(data);
   }
@@ -812,8 +812,9 @@ std::uint64_t ModelBoard::handle_of(const void* data, std::size_t) const {
 std::byte* ModelBoard::address_of(int, std::uint64_t handle, std::size_t) {
   return reinterpret_cast<std::byte*>(handle);
 }
-CopyWay ModelBoard::begin_long_call(Collective, std::size_t, bool) {
-  return model->offers_remote_reads(rank()) ? CopyWay::remote_read : CopyWay::plain;
+CopyWay ModelBoard::begin_long_call(Collective, std::size_t, CopyWay last) {
+  const bool reads = last == CopyWay::remote_read && model->offers_remote_reads(rank());
+  return reads ? CopyWay::remote_read : CopyWay::plain;
 }
 bool ModelBoard::read_remote(int, std::uint64_t address, std::byte* to, std::size_t bytes) {
   std::memcpy(to, reinterpret_cast<const void*>(address), bytes);
