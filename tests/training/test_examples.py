@@ -61,7 +61,7 @@ def test_keras_fit_runs_to_its_end(tmp_path):
 
 
 def test_keras_fit_reaches_99_percent(mnist_dir):
-    printed = run("keras_fit.py", "--data", mnist_dir, "--epochs", 5)
+    printed = run("keras_fit.py", "--data", mnist_dir, "--epochs", 4)
     assert float(re.findall(r"Eval accuracy: ([\d.]+)", printed)[-1]) >= 0.99
 
 
