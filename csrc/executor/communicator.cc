@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <new>
-#include <system_error>
-#include <thread>
 #include <utility>
 
+#include "support/parallel.h"
 #include "support/reserve.h"
 
 namespace pycollective {
@@ -519,7 +518,7 @@ Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction)
   return buffers;
 }
 
-// Combines all arrays in one pass, divided among threads if the arrays are long.
+// Combines all arrays in one pass, in parts if the arrays are long.
 void Communicator::direct_all_reduce_together(const std::vector<Communicator*>& communicators,
                                               const std::vector<Array>& arrays, Reducing reducing,
                                               const Waiting& waiting) {
@@ -531,10 +530,11 @@ void Communicator::direct_all_reduce_together(const std::vector<Communicator*>& 
       enter(communicators[entered]->endpoint(), prepared.record);
     }
     std::size_t bytes = arrays[0].count * arrays[0].item;
-    std::size_t parts = bytes < kTogetherThreadsFrom ? 1 : ranks;
-    auto combine = [&](std::size_t part) {
-      std::size_t length = (arrays[0].count / parts + kCacheLine) / kCacheLine * kCacheLine;
-      std::size_t first = std::min(part * length, arrays[0].count);
+    const int parts = bytes < kTogetherPartsFrom ? 1 : threads();
+    in_parallel(parts, [&](int part) {
+      std::size_t length = arrays[0].count / static_cast<std::size_t>(parts);
+      length = (length + kCacheLine) / kCacheLine * kCacheLine;
+      std::size_t first = std::min(static_cast<std::size_t>(part) * length, arrays[0].count);
       std::size_t count = std::min(length, arrays[0].count - first);
       std::vector<const void*> sources;
       std::vector<void*> targets;
@@ -544,16 +544,7 @@ void Communicator::direct_all_reduce_together(const std::vector<Communicator*>& 
       }
       combine_all(prepared.direct, targets.data(), ranks, sources.data(), static_cast<int>(ranks),
                   count);
-    };
-    std::vector<std::jthread> threads;
-    for (std::size_t part = 1; part < parts; ++part) {
-      try {
-        threads.emplace_back(combine, part);
-      } catch (const std::system_error&) {  // no more threads
-        combine(part);
-      }
-    }
-    combine(0);
+    });
   } catch (...) {
     for (std::size_t r = 0; r < entered; ++r) {
       abandon(communicators[r]->endpoint(), prepared.record);

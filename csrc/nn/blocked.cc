@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "nn/kernels.h"
-#include "nn/parallel.h"
 #include "nn/products.h"
+#include "support/parallel.h"
 
 namespace pycollective::nn {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "nn/kernels.h"
-#include "nn/parallel.h"
+#include "support/parallel.h"
 #include "support/simd.h"
 
 namespace pycollective::nn {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "nn/kernels.h"
-#include "nn/parallel.h"
 #include "nn/processor.h"
+#include "support/parallel.h"
 #include "support/simd.h"
 
 namespace pycollective::nn {

@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "nn/kernels.h"
-#include "nn/parallel.h"
 #include "nn/processor.h"
 #include "nn/scratch.h"
+#include "support/parallel.h"
 
 namespace pycollective::nn {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "nn/kernels.h"
-#include "nn/parallel.h"
+#include "support/parallel.h"
 #include "support/simd.h"
 
 namespace pycollective::nn {

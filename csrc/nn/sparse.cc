@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "nn/kernels.h"
-#include "nn/parallel.h"
 #include "nn/pool.h"
 #include "nn/processor.h"
 #include "nn/scratch.h"
 #include "nn/transpose.h"
+#include "support/parallel.h"
 
 #ifdef PYCOLLECTIVE_X86_TARGETS
 #include <immintrin.h>

@@ -13,10 +13,10 @@
 #include <cstring>
 
 #include "nn/kernels.h"
-#include "nn/parallel.h"
 #include "nn/processor.h"
 #include "nn/scratch.h"
 #include "nn/transpose.h"
+#include "support/parallel.h"
 
 namespace pycollective::nn {
 namespace {

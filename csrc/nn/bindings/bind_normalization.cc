@@ -140,15 +140,15 @@ void normalize_rows_gradient(const Array& g, const Array& x, const Array& factor
     T* shift_sums = out<T>(by_shift, "by_shift", size);
     InterpreterRelease release(x.size() <= kBrief / 4);
     const int parts =
-        x.size() < kBrief ? 1 : static_cast<int>(std::clamp<Index>(rows, 1, nn::threads()));
+        x.size() < kBrief ? 1 : static_cast<int>(std::clamp<Index>(rows, 1, threads()));
     const auto both = static_cast<std::size_t>(2 * size);
     std::vector<std::vector<double>> totals(static_cast<std::size_t>(parts),
                                             std::vector<double>(both));
-    nn::in_parallel(parts, [&](int part) {
+    in_parallel(parts, [&](int part) {
       constexpr Index kRows = 256;  // short sums have small errors
-      const Index last = nn::begin_of_part(rows, part + 1, parts);
+      const Index last = begin_of_part(rows, part + 1, parts);
       std::vector<T> sums(both);
-      for (Index r = nn::begin_of_part(rows, part, parts); r < last; r += kRows) {
+      for (Index r = begin_of_part(rows, part, parts); r < last; r += kRows) {
         std::fill(sums.begin(), sums.end(), T{0});
         const Index at = r * size;
         nn::normalize_rows_gradient(upstream + at, from + at, factors, mean + r, inverse + r,

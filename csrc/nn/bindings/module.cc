@@ -1,10 +1,10 @@
 #include <pybind11/pybind11.h>
 
 #include "nn/bindings/bindings.h"
-#include "nn/parallel.h"
 #include "nn/processor.h"
 #include "nn/window.h"
 #include "support/interpreter_release.h"
+#include "support/parallel.h"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -55,9 +55,8 @@ PYBIND11_MODULE(_nn, m) {
         "Return the width in bytes of the registers that the kernels use on this processor.");
   m.def("limit_vector_bytes", &nn::limit_vector_bytes, "bytes"_a,
         "Limit the width of the registers that kernels use; return the previous limit.");
-  m.def("threads", &nn::threads, "Return the maximum number of threads of a kernel.");
-  m.def("set_threads", &nn::set_threads, "count"_a,
-        "Set the maximum number of threads of a kernel.");
+  m.def("threads", &pycollective::threads, "Return the maximum number of threads of a kernel.");
+  m.def("set_threads", &pycollective::set_threads, "count"_a, "Set the maximum number of threads of a kernel.");
   pycollective::bind_convolution(m);
   pycollective::bind_pooling(m);
   pycollective::bind_pointwise(m);

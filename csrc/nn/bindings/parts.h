@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "nn/parallel.h"
+#include "support/parallel.h"
 
 namespace pycollective {
 
@@ -15,9 +15,9 @@ inline constexpr nn::Index kBrief = 1 << 16;
 template <typename Body>
 void by_parts(nn::Index size, const Body& body) {
   constexpr nn::Index kLeast = 1 << 15;
-  const int parts = static_cast<int>(std::clamp<nn::Index>(size / kLeast, 1, nn::threads()));
-  nn::in_parallel(parts, [&](int part) {
-    body(nn::begin_of_part(size, part, parts), nn::begin_of_part(size, part + 1, parts));
+  const int parts = static_cast<int>(std::clamp<nn::Index>(size / kLeast, 1, threads()));
+  in_parallel(parts, [&](int part) {
+    body(begin_of_part(size, part, parts), begin_of_part(size, part + 1, parts));
   });
 }
 

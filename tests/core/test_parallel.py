@@ -18,7 +18,7 @@ _PROGRAM = """
 #include <numeric>
 #include <vector>
 
-#include "nn/parallel.h"
+#include "support/parallel.h"
 
 bool refuses = false;
 extern "C" int __real_pthread_create(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
@@ -29,7 +29,7 @@ extern "C" int __wrap_pthread_create(pthread_t* thread, const pthread_attr_t* at
 
 int sum(int parts) {
   std::vector<int> done(static_cast<std::size_t>(parts));
-  pycollective::nn::in_parallel(parts, [&](int part) { done[static_cast<std::size_t>(part)] = 1; });
+  pycollective::in_parallel(parts, [&](int part) { done[static_cast<std::size_t>(part)] = 1; });
   return std::accumulate(done.begin(), done.end(), 0);
 }
 
@@ -40,7 +40,7 @@ int main() {
   for (int failing = 0; failing < 4; ++failing) {
     for (int turn = 0; turn < 200; ++turn) {
       try {
-        pycollective::nn::in_parallel(4, [&](int part) {
+        pycollective::in_parallel(4, [&](int part) {
           if (part == failing) throw std::bad_alloc();
         });
         return 2;
@@ -62,7 +62,7 @@ pytestmark = [
 def test_exceptions_reach_the_caller_and_missing_threads_do_not_matter(tmp_path: Path) -> None:
     source, program = tmp_path / "program.cc", tmp_path / "program"
     source.write_text(_PROGRAM)
-    files = [source, _CORE / "nn/parallel.cc", _CORE / "support/cores_linux.cc"]
+    files = [source, _CORE / "support/parallel.cc", _CORE / "support/cores_linux.cc"]
     options = ["-std=c++20", "-O1", "-pthread", f"-I{_CORE}", "-Wl,--wrap=pthread_create"]
     # The call to pthread_create() is in libstdc++: --wrap finds it only in the static library.
     subprocess.run(["g++", *options, "-static-libstdc++", *files, "-o", program], check=True)

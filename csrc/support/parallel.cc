@@ -1,4 +1,4 @@
-#include "nn/parallel.h"
+#include "support/parallel.h"
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +19,7 @@
 #include "support/tuning.h"
 #include "support/waiter.h"
 
-namespace pycollective::nn {
+namespace pycollective {
 namespace {
 
 // Launchers divide the cores of a host among processes with OMP_NUM_THREADS.
@@ -175,17 +175,18 @@ void in_parallel(int parts, const std::function<void(int)>& body) {
   for (int part = 0; part < parts; ++part) body(part);
 }
 
-void in_parts(Index count, const std::function<void(Index, Index)>& body) {
-  in_parts(count, std::numeric_limits<Index>::max(), body);
+void in_parts(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body) {
+  in_parts(count, std::numeric_limits<std::int64_t>::max(), body);
 }
 
-void in_parts(Index count, Index products, const std::function<void(Index, Index)>& body) {
-  constexpr Index kFewProducts = 1 << 20;
-  const Index useful = std::max<Index>(products / kFewProducts, 1);
-  const int parts = static_cast<int>(std::min({Index{threads()}, count, useful}));
+void in_parts(std::int64_t count, std::int64_t products,
+              const std::function<void(std::int64_t, std::int64_t)>& body) {
+  constexpr std::int64_t kFewProducts = 1 << 20;
+  const std::int64_t useful = std::max<std::int64_t>(products / kFewProducts, 1);
+  const int parts = static_cast<int>(std::min({std::int64_t{threads()}, count, useful}));
   in_parallel(parts, [&](int part) {
     body(begin_of_part(count, part, parts), begin_of_part(count, part + 1, parts));
   });
 }
 
-}  // namespace pycollective::nn
+}  // namespace pycollective
