@@ -21,8 +21,8 @@ inline constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 // stay in the first-level cache.
 inline constexpr std::size_t kReduceBlockBytes = 8 * 1024;
 
-// A call for all ranks from one thread: from these sizes on, the threads of kernels share the direct
-// path's work (support/parallel.h), and other algorithms start one thread per rank.
+// In a call for all ranks from one thread, the threads of kernels share the direct path's work from
+// this size on. Other algorithms start one thread per rank.
 inline constexpr std::size_t kTogetherPartsFrom = 128 * 1024;
 inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;
 

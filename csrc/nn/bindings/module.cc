@@ -56,7 +56,8 @@ PYBIND11_MODULE(_nn, m) {
   m.def("limit_vector_bytes", &nn::limit_vector_bytes, "bytes"_a,
         "Limit the width of the registers that kernels use; return the previous limit.");
   m.def("threads", &pycollective::threads, "Return the maximum number of threads of a kernel.");
-  m.def("set_threads", &pycollective::set_threads, "count"_a, "Set the maximum number of threads of a kernel.");
+  m.def("set_threads", &pycollective::set_threads, "count"_a,
+        "Set the maximum number of threads of a kernel.");
   pycollective::bind_convolution(m);
   pycollective::bind_pooling(m);
   pycollective::bind_pointwise(m);
