@@ -93,8 +93,15 @@ inline constexpr auto kLinger = std::chrono::milliseconds(20);
 // stops reading.
 inline constexpr std::size_t kKeptMessageBytes = std::size_t{64} << 20;
 
-// Over TCP: bytes of a part, and the polls (system calls) of a waiting rank before it yields.
-inline constexpr std::size_t kTcpPartBytes = 256 * 1024;
+// Over TCP, the largest part, and the most bytes of a message for one system call. The last parts
+// of a chunk are shorter, so that the receiver combines one while it receives the next one. Parts
+// split no item.
+inline constexpr std::size_t kTcpPartBytes = 512 * 1024;
+inline constexpr std::size_t tcp_part_bytes(std::size_t left) {
+  const std::size_t half = left / 2 / 4096 * 4096;
+  return std::min(left, std::clamp<std::size_t>(half, 256 * 1024, kTcpPartBytes));
+}
+// Over TCP, the polls (system calls) of a waiting rank before it yields.
 inline constexpr int kTcpSpins = 100;
 
 // Over TCP, a part of at least this size is read directly to its target. It must exceed the size of

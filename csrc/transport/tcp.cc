@@ -236,7 +236,7 @@ class TcpGroup::Member final : public Endpoint {
     header.fingerprint = fingerprint_;
     header.call = detector_.call().number;
     header.remaining = peer.bytes;
-    std::size_t part = std::min(peer.bytes, kTcpPartBytes);
+    std::size_t part = tcp_part_bytes(peer.bytes);
     header.bytes = static_cast<std::uint32_t>(part);
     const std::string& text = my_text();
     // The first message of a call has the call's description.

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -21,7 +22,8 @@ bool TcpPipes::try_begin(int peer, const Envelope& envelope, const std::byte* da
   Connection& to = connection(peer);
   auto* rest = reinterpret_cast<std::byte*>(const_cast<Envelope*>(&envelope)) + to.envelope_sent;
   const std::size_t left = sizeof envelope - to.envelope_sent;
-  iovec parts[] = {{rest, left}, {const_cast<std::byte*>(data), envelope.bytes}};
+  iovec parts[] = {{rest, left},
+                   {const_cast<std::byte*>(data), std::min(envelope.bytes, kTcpPartBytes)}};
   msghdr message = {};
   message.msg_iov = parts;
   message.msg_iovlen = envelope.bytes ? 2 : 1;
@@ -44,7 +46,7 @@ std::size_t TcpPipes::try_write(int peer, const std::byte* data, std::size_t byt
   Connection& to = connection(peer);
   ssize_t count;
   do {
-    count = send(to.socket.get(), data, bytes, kSendFlags);
+    count = send(to.socket.get(), data, std::min(bytes, kTcpPartBytes), kSendFlags);
   } while (count < 0 && errno == EINTR);
   if (bytes > 0 && result_of(count) == Io::ended) to.ended = true;
   return count > 0 ? static_cast<std::size_t>(count) : 0;
