@@ -13,6 +13,7 @@ const Algorithm& ring_all_reduce();
 const Algorithm& hierarchical_copy_all_reduce();
 const Algorithm& reduce_to_one_all_reduce();
 const Algorithm& halving_doubling_all_reduce();
+const Algorithm& recursive_doubling_all_reduce();
 const Algorithm& double_tree_all_reduce();
 const Algorithm& direct_all_reduce();
 const Algorithm& direct_broadcast();

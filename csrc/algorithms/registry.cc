@@ -12,6 +12,7 @@ std::span<const Algorithm* const> all_algorithms() {
       &hierarchical_copy_all_reduce(),
       &reduce_to_one_all_reduce(),
       &halving_doubling_all_reduce(),
+      &recursive_doubling_all_reduce(),
       &double_tree_all_reduce(),
       &direct_all_reduce(),
       // other collectives

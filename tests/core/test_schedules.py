@@ -256,6 +256,22 @@ def test_halving_doubling_moves_the_fewest_bytes_in_few_rounds(size):
             assert len(schedule.steps[rank]) == 4 * (p.bit_length() - 1)
 
 
+@pytest.mark.parametrize("size", range(2, 33))
+def test_recursive_doubling_adds_the_sum_of_lower_ranks_first_in_few_rounds(size):
+    """So all ranks compute the same bits, also of zeros with signs and of NaNs."""
+    schedule = algorithms.schedule("recursive_doubling", size)
+    doublings = size.bit_length() - 1
+    p = 1 << doublings
+    for rank, sent in enumerate(sent_chunks(schedule)):
+        assert sent == (1 if rank >= p else doublings + (rank + p < size))
+    for rank, steps in enumerate(schedule.steps):
+        adding = [s.peer for s in steps if s.verb == Verb.recv_reduce]
+        assert all(peer > rank for peer in adding)
+        assert sum(s.verb in (Verb.recv_reduce, Verb.reduce) for s in steps) == sum(
+            s.verb in (Verb.recv, Verb.recv_reduce) for s in steps
+        ) - (rank >= p)
+
+
 @pytest.mark.parametrize("size", range(2, 65))
 def test_double_tree_shares_the_work(size):
     """No rank forwards in both trees, except the last rank of groups of odd size."""

@@ -180,6 +180,30 @@ def test_results_have_equal_bits_on_all_ranks_and_in_every_run(kind, dtype, grou
             np.testing.assert_allclose(first, close, atol=1e-5 if dtype == "float32" else 0.1)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_zeros_with_signs_and_nans_have_equal_bits_on_all_ranks(ranks, group, on_ranks):
+    """The maximum of 0.0 and -0.0, and the sum of two NaNs, depend on the order of the two."""
+    nans = np.arange(ranks, dtype=np.uint32) + 0x7FC00000
+    x = np.stack(
+        [
+            np.where(np.arange(ranks) % 2 == 0, np.float32(0), np.float32(-0.0)),
+            nans.view(np.float32),
+        ],
+        axis=1,
+    )
+
+    def work(c):
+        return [
+            c.all_reduce(x[c.rank], op, algorithm=what.algorithm).tobytes()
+            for what in INEXACT
+            if what.collective == "all_reduce"
+            for op in ("max", "sum")
+        ]
+
+    first, *others = on_all(group("threads", ranks), on_ranks, work)
+    assert all(other == first for other in others)
+
+
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32", "complex64"])
 @pytest.mark.parametrize("op", ["sum", "mean", "prod"])
 def test_reproducible_bits_depend_on_the_contributions_alone(dtype, op, group, on_ranks):

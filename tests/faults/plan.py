@@ -12,8 +12,8 @@ from faults import FAULTS, Fault
 SETUPS = ("threads", "run-shm", "run-tcp", "address-shm", "address-tcp", "mixed")
 
 _ALGORITHMS = {
-    "all_reduce": ("ring", "hierarchical_copy", "reduce_to_one", "halving_doubling", "double_tree",
-                   "direct", "hierarchical"),
+    "all_reduce": ("ring", "hierarchical_copy", "reduce_to_one", "halving_doubling",
+                   "recursive_doubling", "double_tree", "direct", "hierarchical"),
     "reduce_scatter": ("ring", "halving", "direct"),
     "broadcast": ("tree", "chain"),
     "all_gather": ("ring", "doubling", "direct"),
