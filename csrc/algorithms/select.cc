@@ -25,7 +25,7 @@ constexpr int kAllRanks = INT_MAX;
 
 constexpr Row kRows[] = {
     {kTcp, Collective::all_reduce, 32 << 10, kAllRanks, recursive_doubling_all_reduce},
-    {kTcp, Collective::all_reduce, kAllBytes, 4, ring_all_reduce},
+    {kTcp, Collective::all_reduce, kAllBytes, 3, ring_all_reduce},
     {kTcp, Collective::all_reduce, 512 << 10, kAllRanks, halving_doubling_all_reduce},
     {kTcp, Collective::all_reduce, kAllBytes, kAllRanks, ring_all_reduce},
     {kAny, Collective::all_reduce, 8 << 10, 4, reduce_to_one_all_reduce},
