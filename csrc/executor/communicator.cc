@@ -530,7 +530,8 @@ void Communicator::direct_all_reduce_together(const std::vector<Communicator*>& 
       enter(communicators[entered]->endpoint(), prepared.record);
     }
     std::size_t bytes = arrays[0].count * arrays[0].item;
-    const int parts = bytes < kTogetherPartsFrom ? 1 : threads();
+    const std::size_t most = std::max<std::size_t>(bytes / kTogetherPartBytes, 1);
+    const int parts = static_cast<int>(std::min(most, static_cast<std::size_t>(threads())));
     in_parallel(parts, [&](int part) {
       std::size_t length = arrays[0].count / static_cast<std::size_t>(parts);
       length = (length + kCacheLine) / kCacheLine * kCacheLine;

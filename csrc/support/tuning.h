@@ -21,9 +21,9 @@ inline constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 // stay in the first-level cache.
 inline constexpr std::size_t kReduceBlockBytes = 8 * 1024;
 
-// In a call for all ranks from one thread, the threads of kernels share the direct path's work from
-// this size on. Other algorithms start one thread per rank.
-inline constexpr std::size_t kTogetherPartsFrom = 128 * 1024;
+// In a call for all ranks from one thread, the threads of kernels share the direct path's work, in
+// parts of at least kTogetherPartBytes. Other algorithms start one thread per rank.
+inline constexpr std::size_t kTogetherPartBytes = 64 * 1024;
 inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;
 
 // Messages in a channel between threads; 2 fill one cache line.

@@ -16,9 +16,9 @@
 // * remote: the same for an ordinary array, which the receiver reads through the system
 //   (support/peer_memory.h).
 //
-// The times of messages decide between streamed and remote, and whether a streamed one is written
-// past the caches. Messages are timed only after each page
-// of the ring was used, because the first use of a page costs more than a copy.
+// The times of messages decide if an ordinary array is read remotely, or copied, and then if it is
+// written past the caches. Messages are timed only after each page of the ring was used, because
+// the first use of a page costs more than a copy.
 #pragma once
 
 #include <atomic>
