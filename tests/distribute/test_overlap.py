@@ -231,7 +231,8 @@ reducer.GradientReducer.begin = watched
 def backward(g):
     if tf.distribute.get_replica_context().local_replica_id == 0:
         reductions[0]._send_on()  # as the next bucket does it
-        begun.append(strategy.extended._threads.reducers[0].has_reached_workers)
+        made = strategy.extended._threads.reducers  # empty once another replica has failed
+        begun.extend(reducer.has_reached_workers for reducer in made[:1])
         reductions.clear()
     return g
 step, first, last = two_layers(strategy, backward)

@@ -17,7 +17,7 @@ pytestmark = [
 def test_workers_killed_at_random_lose_no_function(tmp_path, monkeypatch, transport):
     if transport == "tcp":
         monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
-    check(kill_workers(tmp_path, 500), 500)
+    check(kill_workers(tmp_path, 200), 200)
 
 
 @pytest.mark.parametrize(
