@@ -15,6 +15,10 @@ inline void append_name(std::string& list, std::string_view name) {
   list.append(name);
 }
 
+// The package's version, and the compiler's name and version.
+extern const char* const kVersion;
+extern const char* const kCompiler;
+
 void bind_schedule(pybind11::module_& m);
 void bind_group(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);

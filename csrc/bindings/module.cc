@@ -3,8 +3,8 @@
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The compiled core of pycollective; use it through the Python package.";
-  m.attr("__version__") = PYCOLLECTIVE_VERSION;
-  m.attr("compiler") = PYCOLLECTIVE_COMPILER;
+  m.attr("__version__") = pycollective::kVersion;
+  m.attr("compiler") = pycollective::kCompiler;
   pycollective::share_interpreter_lock();
   pycollective::bind_schedule(m);
   pycollective::bind_group(m);

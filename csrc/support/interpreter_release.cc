@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include "support/cores.h"
@@ -60,8 +62,16 @@ class GilRequest {
   ~GilRequest() { handover->requests.fetch_sub(1); }
 };
 
+using Reference = std::unique_ptr<PyObject, decltype(&Py_DecRef)>;
+
+Reference checked(PyObject* made) {
+  if (!made)
+    throw std::runtime_error("pycollective could not share its state with the interpreter");
+  return {made, &Py_DecRef};
+}
+
 // Lets the threads that already wait for the GIL acquire it. Waits at most a second for them.
-void end_interpreter() {
+PyObject* end_interpreter(PyObject*, PyObject*) {
   handover->ender.store(std::this_thread::get_id());
   handover->ending.store(true);
   PyThreadState* state = PyEval_SaveThread();
@@ -70,7 +80,10 @@ void end_interpreter() {
     std::this_thread::yield();
   }
   PyEval_RestoreThread(state);
+  Py_RETURN_NONE;
 }
+
+PyMethodDef end_method{"end_interpreter", end_interpreter, METH_NOARGS, nullptr};
 
 }  // namespace
 
@@ -78,7 +91,7 @@ InterpreterLock::InterpreterLock() {
   // CPython does not check the allocation of a new thread's state: fail here instead.
   if (!PyGILState_GetThisThreadState()) ::operator delete(::operator new(kThreadStateBytes));
   GilRequest request;
-  acquire_.emplace();
+  state_ = PyGILState_Ensure();
 }
 
 InterpreterRelease::InterpreterRelease(bool keep) : state_(keep ? nullptr : PyEval_SaveThread()) {
@@ -118,14 +131,22 @@ bool interpreter_is_ending() { return handover->ending.load(); }
 
 void share_interpreter_lock() {
   constexpr auto kName = "pycollective.interpreter_lock";
-  handover = static_cast<Handover*>(pybind11::get_shared_data(kName));
-  if (handover) return;  // another module of the package was imported first
+  PyObject* shared = PyInterpreterState_GetDict(PyInterpreterState_Get());
+  if (!shared) checked(nullptr);
+  if (PyObject* found = PyDict_GetItemString(shared, kName)) {
+    handover = static_cast<Handover*>(PyCapsule_GetPointer(found, kName));
+    return;  // another module of the package was imported first
+  }
   handover = new Handover;
-  pybind11::set_shared_data(kName, handover);
+  const Reference capsule = checked(PyCapsule_New(handover, kName, nullptr));
+  const Reference name = checked(PyUnicode_FromString(kName));
+  if (PyDict_SetItem(shared, name.get(), capsule.get()) < 0) checked(nullptr);
   pthread_atfork(nullptr, nullptr,
                  [] { handover->requests.store(0); });  // the child has one thread
   // atexit calls the last registered function first: this one runs after all others of the package.
-  pybind11::module_::import("atexit").attr("register")(pybind11::cpp_function(&end_interpreter));
+  const Reference atexit = checked(PyImport_ImportModule("atexit"));
+  const Reference end = checked(PyCFunction_New(&end_method, nullptr));
+  checked(PyObject_CallMethod(atexit.get(), "register", "O", end.get()));
 }
 
 }  // namespace pycollective

@@ -9,9 +9,7 @@
 // that aborts the process, so such threads block here instead.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
-#include <optional>
+#include <Python.h>
 
 namespace pycollective {
 
@@ -34,9 +32,12 @@ class InterpreterRelease {
 class InterpreterLock {
  public:
   InterpreterLock();
+  ~InterpreterLock() { PyGILState_Release(state_); }
+  InterpreterLock(const InterpreterLock&) = delete;
+  InterpreterLock& operator=(const InterpreterLock&) = delete;
 
  private:
-  std::optional<pybind11::gil_scoped_acquire> acquire_;
+  PyGILState_STATE state_;
 };
 
 // Returns True after the end of the interpreter has begun.
