@@ -185,6 +185,13 @@ void bind_group(py::module_& m) {
           "True if each rank can read the ordinary memory of all ranks by a system "
           "call (process_vm_readv).")
       .def_property_readonly(
+          "copy_way",
+          [](const ShmGroup& group) {
+            constexpr const char* kNames[] = {"plain", "past_cache", "remote_read"};
+            return kNames[static_cast<int>(group.copy_way())];
+          },
+          "The way of this rank's array to its peers in its last long call (CopyWay).")
+      .def_property_readonly(
           "needing_fences", &ShmGroup::needing_fences,
           "The ranks whose wake-up needs a fence: they have not joined, or have no membarrier.");
 

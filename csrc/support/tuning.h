@@ -73,6 +73,11 @@ inline constexpr int kCopyTrials = 6;
 inline constexpr int kCopyWarmups = 2;
 inline constexpr int kStoreTrials = 3;  // of each way in StoreTrials, with one that is not timed
 inline constexpr std::size_t kCopyPeriodBytes = std::size_t{256} << 20, kLeastCopyPeriod = 1024;
+// Calls try again sooner if they have become slow. From kCopyRest calls after the trials on, a rank
+// times each call in kCopyCheck. A time is slow if it is kSlowCopy times the rank's shortest trial
+// of the chosen way. After kSlowCopies slow times in a row, the rank asks all ranks to try again.
+inline constexpr int kCopyCheck = 8, kCopyRest = 128, kSlowCopies = 3;
+inline constexpr float kSlowCopy = 1.5F;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostZeroCopyBytes = std::size_t{8} << 20;

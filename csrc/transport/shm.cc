@@ -17,9 +17,11 @@ namespace pycollective {
 
 namespace {
 
-// Lowers a time in µs to the time since `began`.
-void lower(std::atomic<float>& time, Clock::time_point began) {
-  const float took = std::chrono::duration<float, std::micro>(Clock::now() - began).count();
+float microseconds_since(Clock::time_point began) {
+  return std::chrono::duration<float, std::micro>(Clock::now() - began).count();
+}
+
+void lower(std::atomic<float>& time, float took) {
   const float before = time.load();
   if (before == 0 || took < before) time.store(took);
 }
@@ -153,22 +155,32 @@ std::atomic<float>& ShmGroup::copy_time(int rank, int kind, int size_class, Copy
 ShmGroup::CopyTrial ShmGroup::next_copy(int kind, std::size_t bytes, CopyWay last) {
   const int size_class = copy_class(bytes);
   CopyChoice& choice = choices_[kind][size_class];
-  const int turn = choice.turn, begin = untimed_calls(size_class);
+  const int begin = untimed_calls(size_class);
+  const std::uint64_t retry = memory_.header().copy_retries[kind][size_class].load();
+  const bool tries_again = retry > choice.retry && choice.calls >= retry;
+  if (tries_again) {
+    choice.retry = retry;
+    choice.turn = begin;
+    choice.slow = 0;
+  }
+  ++choice.calls;
+  const int turn = choice.turn;
   choice.turn = (turn + 1) % copy_period(size_class);
-  if (turn == 0) {
+  if (turn == 0 || tries_again) {
     for (int r = 0; r < size(); ++r) {
       // A call's ranks time themselves. A message's sender chooses by the times of its receivers.
       if (kind != kMessageCopies && r != rank_) continue;
       for (auto& time : state(r).copy_times[kind][size_class]) time.store(0);
     }
   }
-  if (turn < begin) return {CopyWay::plain, false};
+  if (turn < begin) return {CopyWay::plain, false, false};
   const int trial = turn - begin;
   if (trial == kCopyWays * kCopyTrials) choice.way = fastest(kind, size_class);
   const bool is_trial = trial < kCopyWays * kCopyTrials;
   const CopyWay way = is_trial ? static_cast<CopyWay>(trial / kCopyTrials) : choice.way;
-  if (way > last) return {CopyWay::plain, false};
-  return {way, is_trial && trial % kCopyTrials >= kCopyWarmups};
+  if (way > last) return {CopyWay::plain, false, false};
+  const bool is_checked = trial >= kCopyWays * kCopyTrials + kCopyRest && trial % kCopyCheck == 0;
+  return {way, is_trial && trial % kCopyTrials >= kCopyWarmups, is_checked};
 }
 
 // The way for which the slowest rank took less time than for the others.
@@ -189,19 +201,30 @@ CopyWay ShmGroup::fastest(int kind, int size_class) const {
 }
 
 CopyWay ShmGroup::begin_long_call(Collective collective, std::size_t bytes, CopyWay last) {
-  timed_ = nullptr;
-  if (bytes < kCopyTrialBytes) return CopyWay::plain;
+  copy_ = {CopyWay::plain, false, false};
+  if (bytes < kCopyTrialBytes) return copy_.way;
   test_remote_reads();
-  if (last == CopyWay::plain) return last;
-  const int kind = static_cast<int>(collective);
+  if (last == CopyWay::plain) return copy_.way;
+  kind_ = static_cast<int>(collective);
+  bytes_ = bytes;
   if (!all_read_remotely()) last = CopyWay::past_cache;
-  const CopyTrial copy = next_copy(kind, bytes, last);
-  if (copy.is_timed) timed_ = &copy_time(rank_, kind, copy_class(bytes), copy.way);
-  return copy.way;
+  copy_ = next_copy(kind_, bytes, last);
+  return copy_.way;
 }
 
 void ShmGroup::end_long_call(Clock::time_point began) {
-  if (timed_) lower(*timed_, began);
+  if (!copy_.is_timed && !copy_.is_checked) return;
+  const int size_class = copy_class(bytes_);
+  std::atomic<float>& time = copy_time(rank_, kind_, size_class, copy_.way);
+  const float took = microseconds_since(began);
+  if (copy_.is_timed) return lower(time, took);
+  CopyChoice& choice = choices_[kind_][size_class];
+  const bool is_slow = time.load() > 0 && took > kSlowCopy * time.load();
+  choice.slow = is_slow ? choice.slow + 1 : 0;
+  if (choice.slow < kSlowCopies) return;
+  choice.slow = 0;
+  // The others may have begun the next call.
+  memory_.header().copy_retries[kind_][size_class].store(choice.calls + 1);
 }
 
 CopyWay ShmGroup::begin_long_message(int to, std::size_t bytes) {
@@ -214,7 +237,7 @@ CopyWay ShmGroup::begin_long_message(int to, std::size_t bytes) {
 void ShmGroup::end_long_message(std::size_t bytes, CopyWay way, Clock::time_point began) {
   if (bytes < kCopyTrialBytes) return;
   test_remote_reads();
-  lower(copy_time(rank_, kMessageCopies, copy_class(bytes), way), began);
+  lower(copy_time(rank_, kMessageCopies, copy_class(bytes), way), microseconds_since(began));
 }
 
 bool ShmGroup::all_read_remotely() const {

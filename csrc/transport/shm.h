@@ -44,6 +44,8 @@ class ShmGroup final : public Group {
   bool is_oversubscribed() const override;
   // Returns true if each rank can read the ordinary memory of all ranks by read_remote().
   bool all_read_remotely() const;
+  // The way of this rank's ordinary array in its last long call.
+  CopyWay copy_way() const { return copy_.way; }
   // Returns the ranks whose wake-up costs their peers a fence (WaitQueue::interrupts).
   std::vector<int> needing_fences() const;
   // Sets the ranks' numbers in the larger group that this group belongs to, in ascending order, and
@@ -106,6 +108,7 @@ class ShmGroup final : public Group {
   struct CopyTrial {
     CopyWay way;
     bool is_timed;
+    bool is_checked;
   };
   CopyTrial next_copy(int kind, std::size_t bytes, CopyWay last);
   CopyWay fastest(int kind, int size_class) const;
@@ -139,9 +142,14 @@ class ShmGroup final : public Group {
   struct CopyChoice {
     int turn = 0;  // of its period
     CopyWay way = CopyWay::plain;
+    int slow = 0;                        // checked calls in a row that were slow
+    std::uint64_t calls = 0, retry = 0;  // begun calls; the last one of copy_retries
   };
   CopyChoice choices_[kCopyKinds][kCopySizes];
-  std::atomic<float>* timed_ = nullptr;  // the time that the present call may improve
+  // The present long call, or the last one.
+  int kind_ = 0;
+  std::size_t bytes_ = 0;
+  CopyTrial copy_{};
   std::unique_ptr<ShmEndpoint> endpoint_;
   std::vector<int> names_;
   std::vector<std::string> addresses_;

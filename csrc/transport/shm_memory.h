@@ -25,6 +25,10 @@
 
 namespace pycollective {
 
+// Each collective has a way of copying for each class of sizes (powers of two). Messages are the
+// last kind.
+inline constexpr int kMessageCopies = kDirectCollectives, kCopyKinds = kMessageCopies + 1;
+
 struct ShmHeader {
   std::uint64_t magic;
   std::uint32_t version;
@@ -34,15 +38,15 @@ struct ShmHeader {
   std::atomic<std::uint64_t> cores[std::tuple_size_v<CoreSet>];  // of all joined ranks
   std::atomic<std::uint32_t> failed;                             // 0: no, 1: being written, 2: yes
   FailureRecord reason;
+  // The calls at which the ranks try the ways of copying anew.
+  std::atomic<std::uint64_t> copy_retries[kCopyKinds][kCopySizes];
 };
 
 // `ended`: the launcher reports that the process ended without an error and did not leave.
 enum class Presence : std::uint32_t { absent, joined, left, ended };
 
-// A rank's shortest times, in µs, of long calls, and of long messages that it has received. The
-// indices are the collective (messages are the last kind), the class of the size (a power of two),
-// and the way. 0: none yet.
-inline constexpr int kMessageCopies = kDirectCollectives, kCopyKinds = kMessageCopies + 1;
+// A rank's shortest times, in µs, of long calls, and of long messages that it has received. 0: none
+// yet.
 using CopyTimes = std::atomic<float>[kCopyKinds][kCopySizes][kCopyWays];
 
 struct alignas(kCacheLine) ShmRank {
