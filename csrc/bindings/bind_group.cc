@@ -16,6 +16,7 @@
 #include "bindings/errors.h"
 #include "support/cores.h"
 #include "support/interpreter_release.h"
+#include "support/parallel.h"
 #include "support/tuning.h"
 #include "transport/mixed.h"
 #include "transport/shm.h"
@@ -197,6 +198,10 @@ void bind_group(py::module_& m) {
 
   m.def("usable_cores", &usable_cores,
         "Return the number of cores in the affinity, limited by the control groups' CPU quota.");
+  m.def("threads", &threads,
+        "Return the maximum number of threads of an all-reduce among ranks of one process.");
+  m.def("set_threads", &set_threads, py::arg("count"),
+        "Set the maximum number of threads of an all-reduce among ranks of one process.");
   m.def("yield_or_change_core", &yield_or_change_core,
         "Yield; return True if the thread moved to another core because others use this one.");
   m.def("quota_of_cores", &quota_of_cores, py::arg("root"),

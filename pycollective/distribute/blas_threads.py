@@ -1,4 +1,4 @@
-"""The division of BLAS threads and kernel threads among replicas, and among processes of a host.
+"""The division of the threads of BLAS and of kernels among replicas, and among processes of a host.
 
 With one BLAS thread per core in each replica, threads wait for each other. threadpoolctl (extra
 ``train``) limits the number.
@@ -53,7 +53,7 @@ def controls_threads() -> bool:
     return _controller() is not None
 
 
-#: The numbers of threads before the first limit: of kernels, and of each BLAS library.
+#: The numbers of threads before the first limit: of kernels and reductions, and of each BLAS library.
 _unlimited: list[tuple[int, list[tuple[Any, int]]]] = []
 
 
@@ -75,6 +75,7 @@ def limit_to_share(processes: int) -> None:
             _unlimited.append((kernels.threads(), [(x, x.get_num_threads()) for x in libraries]))
         threads, of_libraries = _unlimited[0]
         kernels.set_threads(min(threads, share))
+        _core.set_threads(min(threads, share))  # these are not divided among replicas
         for library, most in of_libraries:
             library.set_num_threads(min(most, share))
         shared_among.cores = share

@@ -31,8 +31,8 @@ def parameters_of(cls: type) -> tuple[str, ...]:
 class Configured:
     """Base of objects whose config holds the constructor's arguments."""
 
-    #: The arguments in the config; each is an attribute too. A class of this package has all
-    #: positional parameters of its constructor, unless it sets this attribute.
+    #: The arguments in the config; each is an attribute too. For a class of this package, these are
+    #: the positional parameters of its constructor, unless the class sets this attribute.
     _config_names: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -581,21 +581,23 @@ def test_processes_of_a_host_divide_its_cores(monkeypatch, usable, quota, proces
     monkeypatch.setattr(blas_threads, "_controller", lambda: None)
     monkeypatch.setattr(blas_threads, "_unlimited", [])
     monkeypatch.setattr(blas_threads.shared_among, "cores", usable)
-    before = kernels.threads()
+    before = kernels.threads(), _core.threads()
     kernels.set_threads(8)
+    _core.set_threads(8)
     try:
         blas_threads.limit_to_share(1)
-        assert kernels.threads() == 8
+        assert (kernels.threads(), _core.threads()) == (8, 8)
         blas_threads.limit_to_share(processes)
-        assert kernels.threads() == threads
+        assert (kernels.threads(), _core.threads()) == (threads, threads)
         with blas_threads.shared_among(2):
-            assert kernels.threads() == max(1, threads // 2)
+            assert (kernels.threads(), _core.threads()) == (max(1, threads // 2), threads)
         assert kernels.threads() == threads
         monkeypatch.setattr(_core, "quota_of_cores", lambda root: 0)
         blas_threads.limit_to_share(1)  # the other processes have ended
-        assert kernels.threads() == usable
+        assert (kernels.threads(), _core.threads()) == (usable, usable)
     finally:
-        kernels.set_threads(before)
+        kernels.set_threads(before[0])
+        _core.set_threads(before[1])
 
 
 def test_threads_of_a_blas_that_is_loaded_later_are_divided(tmp_path):

@@ -350,8 +350,8 @@ class AUC(Metric):
     Raises
     ------
     ValueError
-        If ``curve`` or ``summation_method`` is unknown, ``num_thresholds`` is below 2, or a
-        threshold is not from 0 to 1. If ``num_labels`` is given without ``multi_label``.
+        If ``curve`` or ``summation_method`` is unknown, ``num_thresholds`` is below 2, a threshold
+        is not from 0 to 1, or ``num_labels`` is given without ``multi_label``.
     """
 
     direction = "up"

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Builds the core for aarch64 with a cross compiler, and runs tests under qemu-user.
+#
+#     tests/aarch64.sh FOLDER [pytest arguments]
+#
+# The script puts Debian's Python for arm64 and the build into FOLDER. It needs root on Debian, and a
+# virtual environment with the extra [dev].
+# qemu-user keeps the memory order of x86-64, so these tests do not find a missing memory order.
+set -euo pipefail
+work=$(realpath -m "${1:?"a folder for the build"}")/aarch64
+shift
+cd "$(dirname "$0")/.."
+top=$PWD root=$work/root
+mkdir -p "$root" "$work"/apt/{lists,cache/archives}/partial
+touch "$work/apt/status"
+
+echo "aarch64: cross compiler, qemu-user, Debian's Python for arm64"
+# apt has a state of its own here, so that the machine keeps its architectures.
+arm64=(-o Dir::State="$work/apt" -o Dir::State::status="$work/apt/status" -o Dir::Cache="$work/apt/cache"
+  -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root)
+if ! { apt-get -qq update && apt-get -qq install -y g++-aarch64-linux-gnu qemu-user && apt-get -qq "${arm64[@]}" update &&
+  apt-get -qq "${arm64[@]}" install -d -y --no-install-recommends libpython3-dev python3 libstdc++6
+} >"$work/apt.log" 2>&1 </dev/null; then
+  tail -n 5 "$work/apt.log"
+  echo "NOT RUN: tests on aarch64 (apt-get did not install a cross compiler, qemu-user and Python for arm64)"
+  exit 0
+fi
+for package in "$work"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$root"; done
+include=$(echo "$root"/usr/include/python3.*)
+version=${include##*/python}
+# --compile: Python under qemu takes far longer to compile these packages.
+pip install -q --compile --target "$work/site" --only-binary=:all: --python-version "$version" \
+  --platform manylinux2014_aarch64 --platform manylinux_2_28_aarch64 numpy pytest hypothesis ml_dtypes
+
+cmake -S . -B "$work/build" -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_BUILD_TYPE=None \
+  -DCMAKE_CXX_FLAGS="-O1 -isystem $root/usr/include" -DPYCOLLECTIVE_CUDA=OFF \
+  -DSKBUILD_PROJECT_VERSION=0 -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" \
+  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=6 \
+  -DPython_EXECUTABLE="$(command -v python)" -DPython_INCLUDE_DIR="$include" \
+  -DPYTHON_MODULE_EXTENSION=.so >"$work/log" || { cat "$work/log"; exit 1; }
+cmake --build "$work/build" -j "$(nproc)" >"$work/log" 2>&1 || { tail -n 50 "$work/log"; exit 1; }
+rm -rf "$work/pycollective"
+cp -r pycollective "$work/pycollective"
+rm -f "$work"/pycollective/_*.so
+cp "$work"/build/_*.so "$work/pycollective/"
+
+# Python takes this file for its own program, so that tests start it again under qemu.
+cat >"$work/python" <<END
+#!/bin/sh
+PYTHONHOME=$root/usr exec qemu-aarch64 -0 "\$0" -L $root $root/usr/bin/python$version "\$@"
+END
+chmod +x "$work/python"
+export PYTHONPATH=$work:$work/site
+cd "$work"
+"$work/python" -c "import platform, pycollective as pc; print(platform.machine(), pc._core.compiler)"
+tests=("$@")
+[ ${#tests[@]} -gt 0 ] || tests=(tests/core/test_{arrays,async}.py
+  tests/nn/test_nn_dense.py::test_{dense_kernels_equal_the_definition,bad_input_is_named}
+  tests/launch/test_processes.py::test_bits_are_those_of_threads)
+timeout 3000 "$work/python" -m pytest -q -p no:cacheprovider --durations=5 -c "$top/pyproject.toml" --rootdir "$top" \
+  "${tests[@]/#tests/$top/tests}"
