@@ -75,8 +75,10 @@ class Metric(CopiedByConfig, Trackable):
 
         Parameters
         ----------
-        shape, dtype
-            The shape and dtype; the default is the metric's dtype.
+        shape
+            The shape.
+        dtype
+            The dtype; the default is the metric's.
         initializer
             The initializer of the value.
         aggregation : str
