@@ -55,7 +55,7 @@ export PYTHONPATH=$work:$work/site
 cd "$work"
 "$work/python" -c "import platform, pycollective as pc; print(platform.machine(), pc._core.compiler)"
 tests=("$@")
-[ ${#tests[@]} -gt 0 ] || tests=(tests/core/test_{arrays,async}.py
+[ ${#tests[@]} -gt 0 ] || tests=(tests/core/test_{arrays,async}.py tests/nn/test_nn_{copies,record,update,windows}.py
   tests/nn/test_nn_dense.py::test_{dense_kernels_equal_the_definition,bad_input_is_named}
   tests/launch/test_processes.py::test_bits_are_those_of_threads)
 timeout 900 "$work/python" -m pytest -q -p no:cacheprovider --durations=5 -c "$top/pyproject.toml" --rootdir "$top" \
