@@ -153,3 +153,6 @@ class AnyContext(Protocol):
 
     def collective(self) -> AbstractContextManager[None]:
         """Return the block of a collective call."""
+
+    def abort(self, reason: str) -> None:
+        """End the collectives of all replicas of this run."""

@@ -302,6 +302,16 @@ class ReplicaContext:
         """Return the context manager of a collective call of this replica."""
         return nullcontext() if self._run is None else Collective(self._run, self.local_replica_id)
 
+    def abort(self, reason: str) -> None:
+        """End the collectives of all replicas of this run, because this one makes no more.
+
+        ``Strategy.run`` raises an `AbortedError` with the reason, even if this replica returns.
+        """
+        if self._run is None:
+            self.strategy.extended.abort_collectives(reason)
+        else:
+            self._run.abort(reason)
+
     def _current(self) -> AnyContext | None:
         """Return this thread's replica context; outside every scope that of the default strategy."""
         mode = current_mode()

@@ -90,6 +90,14 @@ class ReplicaRun:
                 self._error = error
             self._changed.notify_all()
 
+    def abort(self, reason: str) -> None:
+        """End the collectives of all replicas."""
+        with self._changed:
+            if self._error is None:
+                self._error = AbortedError(reason)
+                self._abort(reason)
+                self._changed.notify_all()
+
     def finish(self, replica: int) -> None:
         """Record that a replica's function has returned."""
         with self._changed:

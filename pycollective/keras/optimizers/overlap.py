@@ -51,9 +51,8 @@ def summed_gradients(
         )
     except BaseException as error:
         # Other replicas wait for this replica's buckets, even if the caller catches the error.
-        extended.abort_collectives(
-            f"replica {context.local_replica_id} could not compute its gradients: {error}",
-            context.threads,
+        context.abort(
+            f"replica {context.local_replica_id} could not compute its gradients: {error}"
         )
         raise
     missing = [place for place in likes if local[place] is None]
