@@ -451,11 +451,7 @@ void Messages::check_peers(Clock::time_point now) {
   guarded([&] {
     announce_waiting();  // first, because the failure may name this message
     if (auto failure = group_->failure()) throw *failure;
-    for (Peer& peer : peers_) {
-      for (Message* message : peer.sends) check_peers(*message, now, moved);
-      for (Message* message : peer.receives) check_peers(*message, now, moved);
-      if (peer.receiving) check_peers(*peer.receiving, now, moved);
-    }
+    for_each([&](Message& message) { check_peers(message, now, moved); });
     return true;
   });
 }
@@ -533,6 +529,12 @@ class Messages::PipesSleeper final : public Sleeper {
     messages_.pipes_->end_sleep();
     std::lock_guard lock(messages_.mutex_);
     --messages_.sleepers_;
+  }
+
+  void extend_deadlines(Clock::duration missed) override {
+    std::lock_guard lock(messages_.mutex_);
+    messages_.for_each(
+        [missed](Message& message) { message.deadline_ = later(message.deadline_, missed); });
   }
 
   void check_peers() override {

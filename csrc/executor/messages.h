@@ -120,6 +120,15 @@ class Messages : public std::enable_shared_from_this<Messages> {
   void end_data(Peer& peer);
   void deliver(Message& message, const Envelope& envelope, const std::byte* data);
   void compare(const Message& message, const Envelope& envelope);
+  // Calls a function for each message that is not done.
+  template <class Function>
+  void for_each(Function function) {
+    for (Peer& peer : peers_) {
+      for (Message* message : peer.sends) function(*message);
+      for (Message* message : peer.receives) function(*message);
+      if (peer.receiving) function(*peer.receiving);
+    }
+  }
   void check_peers(Clock::time_point now);
   void check_peers(Message& message, Clock::time_point now, bool moved);
   // Tells the peers the message in which this rank waits.

@@ -27,6 +27,11 @@ inline Clock::time_point time_near(Clock::time_point near, std::uint32_t bits) {
   return near + std::chrono::nanoseconds(static_cast<std::int32_t>(bits - short_time(near)));
 }
 
+// Returns time_point::max() if the sum is larger.
+inline Clock::time_point later(Clock::time_point time, Clock::duration by) {
+  return time < Clock::time_point::max() - by ? time + by : Clock::time_point::max();
+}
+
 // Called by a waiter that holds no lock. May throw to end the wait.
 using Interrupt = std::function<void()>;
 
@@ -104,6 +109,8 @@ class Sleeper {
   virtual void check() {}
   // Exchanges notifications with the peers, every kWaitSlice. Throws if a peer is lost.
   virtual void check_peers() {}
+  // Called before check_peers() if this thread did not run for `missed`.
+  virtual void extend_deadlines(Clock::duration /*missed*/) {}
 };
 
 // `Poll` returns a Progress.
@@ -113,8 +120,9 @@ class Waiter {
   Waiter(Sleeper& sleeper, Poll poll, Clock::time_point deadline, const Interrupt& interrupt)
       : sleeper_(sleeper), poll_(std::move(poll)), deadline_(deadline), interrupt_(interrupt) {}
 
-  // Returns true when the poll returns `done`, false at the deadline. Throws the interrupt's error
-  // or the group's failure.
+  // Returns true when the poll returns `done`, false at the deadline. The deadline does not include
+  // time in which this thread did not run: its peers may have waited for it. Throws the interrupt's
+  // error or the group's failure.
   bool wait() {
     next_check_ = std::min(Clock::now() + kWaitSlice, deadline_);
     for (;;) {
@@ -134,6 +142,10 @@ class Waiter {
       if (progress == Progress::moved) backoff_.reset();
       const auto now = Clock::now();
       if (now < next_check_) continue;
+      if (const auto missed = now - next_check_; missed > kWaitSlice) {
+        deadline_ = later(deadline_, missed);
+        sleeper_.extend_deadlines(missed);
+      }
       next_check_ = std::min(now + kWaitSlice, deadline_);
       if (interrupt_) interrupt_();
       sleeper_.check_peers();
@@ -169,7 +181,7 @@ class Waiter {
 
   Sleeper& sleeper_;
   Poll poll_;
-  const Clock::time_point deadline_;
+  Clock::time_point deadline_;
   const Interrupt& interrupt_;
   Backoff backoff_;
   Clock::time_point next_check_;

@@ -393,6 +393,34 @@ if comm.rank == 0:  # the rank that found the error has told rank 1 before it le
         assert "until its deadline for rank 1, which is in this call but silent" in text, done
 
 
+@pytest.mark.parametrize("call", ["all_reduce", "ring", "message"])
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm"]))
+def test_rank_that_resumes_after_its_deadline_finishes_the_call(tmp_path, transport, call):
+    """Rank 0 has time, and rank 1 was not running when its own deadline passed."""
+    body = f"""
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+comm.timeout = 20 if comm.rank == 0 else 0.5
+x = np.ones(5_000_000)  # more than a poll copies
+call = {{
+    "all_reduce": lambda: comm.all_reduce(x, out=x),
+    "ring": lambda: comm.all_reduce(x, out=x, algorithm="ring"),
+    "message": lambda: comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0),
+}}["{call}"]
+if comm.rank == 1:
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+else:
+    assert wait_for(lambda: is_stopped(pids[1]))
+    threading.Timer(1, os.kill, (pids[1], signal.SIGCONT)).start()
+call()
+comm.timeout = 20
+comm.barrier()
+print(x[0], x[-1])
+"""
+    done = run(tmp_path, transport, 2, body, seconds=60)
+    sums = "1.0 1.0\n" if call == "message" else "2.0 2.0\n"
+    assert done.outputs == [sums] * 2, done
+
+
 # Ranks without a privilege --------------------------------------------------------------------
 
 knows_numbers = pytest.mark.skipif(
