@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import sys
 import threading
 import time
@@ -87,6 +88,33 @@ def test_run_lost_worker_is_replaced_max_failures_times(tmp_path):
     (tmp_path / "died").unlink()
     with pytest.raises(ray.exceptions.RayActorError):
         tf.ray.run(worker, 2)
+
+
+def test_run_interrupted_ends_the_workers(tmp_path):
+    def waits():
+        rank = tf.distribute.MultiWorkerMirroredStrategy().extended.input_pipeline[1]
+        (tmp_path / "writing").joinpath(str(rank)).write_text(str(os.getpid()))
+        os.replace(tmp_path / "writing" / str(rank), tmp_path / f"pid-{rank}")
+        time.sleep(600)
+
+    (tmp_path / "writing").mkdir()
+
+    def interrupt():
+        while len(list(tmp_path.glob("pid-*"))) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        tf.ray.run(waits, 2)
+    thread.join()
+    pids = [path.read_text() for path in tmp_path.glob("pid-*")]
+    until = time.monotonic() + 60
+    while any(pathlib.Path("/proc", pid).exists() for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert tf.ray.run(lambda: 5, 2) == [5, 5]
 
 
 STEPS = 30

@@ -421,6 +421,22 @@ print(x[0], x[-1])
     assert done.outputs == [sums] * 2, done
 
 
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm"]))
+def test_init_with_a_bad_argument_can_be_repeated(tmp_path, transport):
+    body = """
+for bad in ({"timeout": -1}, {"join_timeout": float("nan")}, {"timeout": "long"}):
+    try:
+        pc.init(**bad)
+    except (TypeError, ValueError) as error:
+        assert "must be a positive number of seconds" in str(error), error
+    else:
+        raise AssertionError(bad)
+print(pc.init(timeout=20).all_reduce(np.ones(2)))
+"""
+    done = run(tmp_path, transport, 2, body, "from in_ranks import *\n")
+    assert done.outputs == ["[2. 2.]\n"] * 2, done
+
+
 # Ranks without a privilege --------------------------------------------------------------------
 
 knows_numbers = pytest.mark.skipif(
