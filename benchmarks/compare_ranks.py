@@ -39,6 +39,7 @@ MEMORY_RATE_FROM = MI
 COPIES_FROM = 4 * KI
 """Bytes from which Bare makes copies, and not a handshake alone."""
 HANDSHAKES = 100
+RING = 1 << 20  # bytes
 
 
 # Right results ----------------------------------------------------------------------------------
@@ -222,34 +223,56 @@ class Shared(Pycollective):
             return super().array(count)
 
 
+class Ring:
+    """Shared memory that is used again and again, so that it stays in the caches."""
+
+    block = 128 * KI // 4  # items of one copy
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __getitem__(self, span: slice) -> Any:
+        begin = span.start % max(len(self.memory) - self.block, 1)
+        return self.memory[begin : begin + span.stop - span.start]
+
+
 class Bare(Pycollective):
     """The copies and the handshake that each implementation of a call on ordinary arrays needs.
 
     Processes cannot see each other's ordinary arrays. So bytes for another rank are copied twice: into
     memory that both map, and out of it. Bytes that stay with a rank are copied once. Reductions read
     the peer's bytes in place of the second copy. np.copyto and np.add make these copies, in blocks of
-    128 KiB. No rank waits for another. In timed calls, each block of the shared memory has one writer.
+    128 KiB. Each rank writes to a ring of 1 MiB. No rank waits for another.
 
     Then the ranks make one handshake, or two for all_reduce. In a handshake, which has no Python, each
     rank writes its own cache line and waits until it has seen the lines of the others. With more ranks
     than cores, a rank that waits yields its core, so that every rank runs once in each handshake. A
-    call of a few bytes is a handshake alone.
+    call of a few bytes is a handshake alone. If each rank has a core, Python calls for 100 of them at
+    once. Otherwise it calls for each one, as for each call of pycollective or MPI: the cores then change
+    between the interpreters of their ranks.
     """
 
     right = False
-    block = 128 * KI // 4  # items
+
+    @property
+    def crowded(self) -> bool:
+        """True if there are more ranks than cores."""
+        return self.size > len(os.sched_getaffinity(0))
 
     def divisor(self, call: str, size: int) -> int:
-        return HANDSHAKES if size < COPIES_FROM else super().divisor(call, size)
+        if size >= COPIES_FROM:
+            return super().divisor(call, size)
+        return 1 if self.crowded else HANDSHAKES
 
     def call(self, call: str, size: int, x: Any, out: Any) -> Callable[[], Any]:
         lines = self.shared_memory(4 * KI).view(np.uint8)
         if size < COPIES_FROM:
-            return lambda: self.handshake(lines, HANDSHAKES)
+            rounds = 1 if self.crowded else HANDSHAKES
+            return lambda: self.handshake(lines, rounds)
         call = call.removesuffix("_async")
-        rows = self.shared_memory((self.size + 1) * size).reshape(self.size + 1, -1)
-        rows[self.rank] = rows[self.size] = TINY
-        copies = self.copies(call, x, out, rows)
+        memory = self.shared_memory((self.size + 1) * min(size, RING)).reshape(self.size + 1, -1)
+        memory[self.rank] = memory[self.size] = TINY
+        copies = self.copies(call, x, out, [Ring(row) for row in memory])
         rounds = 2 if call == "all_reduce" else 1
         return lambda: (copies(), self.handshake(lines, rounds))
 
@@ -257,8 +280,7 @@ class Bare(Pycollective):
         """Make some handshakes, in a cache line for each rank."""
         from pycollective import _core
 
-        crowded = self.size > len(os.sched_getaffinity(0))
-        _core.measure_handshake(lines, self.rank, self.size, rounds, crowded)
+        _core.measure_handshake(lines, self.rank, self.size, rounds, self.crowded)
 
     def shared_memory(self, size: int) -> Any:
         """Return memory that all ranks map, as float32."""
@@ -273,65 +295,65 @@ class Bare(Pycollective):
             os.close(memfd)
         return mapped
 
-    def copies(self, call: str, x: Any, out: Any, rows: Any) -> Callable[[], Any]:
-        """Return a function that makes this rank's copies. `mine` is its row; the last row has sums."""
-        rank, mine, total, root = self.rank, rows[self.rank], rows[self.size], self.rank == 0
+    def copies(self, call: str, x: Any, out: Any, rings: list[Ring]) -> Callable[[], Any]:
+        """Return a function that makes this rank's copies. The last ring has sums."""
+        rank, mine, total, root = self.rank, rings[self.rank], rings[self.size], self.rank == 0
         peers = [r for r in range(self.size) if r != rank]
         n = x.size
         part = n if call in ("gather", "all_gather") else n // self.size
         steps = []  # of (function, target, source)
 
-        def add(function: Any, target: Any, source: Any) -> None:
-            for at in range(0, len(source), self.block):
-                end = at + self.block
-                steps.append((function, target[at:end], source[at:end]))
+        def add(function: Any, target: Any, source: Any, begin: int = 0, end: int = n) -> None:
+            for at in range(begin, end, Ring.block):
+                span = slice(at, min(at + Ring.block, end))
+                steps.append((function, target[span], source[span]))
 
         def of(rank: int, array: Any) -> Any:
             return array[rank * part : (rank + 1) * part]
 
         def without_own(target: Any, source: Any) -> None:
-            for span in (slice(0, rank * part), slice((rank + 1) * part, n)):
-                add(copy, target[span], source[span])
+            add(copy, target, source, 0, rank * part)
+            add(copy, target, source, (rank + 1) * part, n)
 
         copy, plus = np.copyto, lambda target, source: np.add(target, source, out=target)
         match call:
             case "broadcast":
-                add(copy, mine[:n] if root else out, x if root else rows[0, :n])
+                add(copy, mine if root else out, x if root else rings[0])
             case "send_recv":
-                add(copy, mine[:n], x)
-                add(copy, out, rows[self.other, :n])
+                add(copy, mine, x)
+                add(copy, out, rings[self.other])
             case "reduce" if root:
                 add(copy, out, x)
                 for peer in peers:
-                    add(plus, out, rows[peer, :n])
+                    add(plus, out, rings[peer])
             case "gather" if root:
                 add(copy, of(0, out), x)
                 for peer in peers:
-                    add(copy, of(peer, out), rows[peer, :part])
+                    add(copy, of(peer, out), rings[peer])
             case "reduce" | "gather":
-                add(copy, mine[:n], x)
+                add(copy, mine, x)
             case "scatter" if root:
                 without_own(mine, x)
-                add(copy, out, of(0, x))
+                add(copy, out, x, 0, part)
             case "scatter":
-                add(copy, out, of(rank, rows[0]))
+                add(copy, out, rings[0], 0, part)
             case "all_gather":
-                add(copy, mine[:part], x)
+                add(copy, mine, x)
                 add(copy, of(rank, out), x)
                 for peer in peers:
-                    add(copy, of(peer, out), rows[peer, :part])
+                    add(copy, of(peer, out), rings[peer])
             case "reduce_scatter" | "all_to_all":
                 without_own(mine, x)
                 adds = call == "reduce_scatter"
-                add(copy, out if adds else of(rank, out), of(rank, x))
+                add(copy, out if adds else of(rank, out), of(rank, x), 0, part)
                 for peer in peers:
-                    source = of(rank, rows[peer])
-                    add(*((plus, out, source) if adds else (copy, of(peer, out), source)))
+                    target = out if adds else of(peer, out)
+                    add(plus if adds else copy, target, rings[peer], 0, part)
             case "all_reduce":
                 without_own(mine, x)
                 for peer in peers:
-                    add(plus, of(rank, x), of(rank, rows[peer]))
-                add(copy, of(rank, total), of(rank, x))
+                    add(plus, of(rank, x), rings[peer], 0, part)
+                add(copy, total, of(rank, x), 0, part)
                 without_own(x, total)
 
         def run() -> None:

@@ -30,6 +30,9 @@ _log = logging.getLogger("pycollective")
 
 _MERGE_MISMATCH = "Some replicas made a different number of replica_context().merge_call() calls."
 
+#: The most seconds between two looks at the clock.
+_SLICE = 0.2
+
 Job = Callable[[], None]
 
 
@@ -73,6 +76,7 @@ class ReplicaRun:
         self._creations = [0] * self.size  # variables that each replica has requested
         self._error: BaseException | None = None  # the first one
         self._late: list[int] = []  # replicas that missed a deadline
+        self._missed = 0.0  # seconds by which deadlines are later
 
     # Endings ------------------------------------------------------------------------------------
 
@@ -118,13 +122,13 @@ class ReplicaRun:
         begin = time.monotonic()
         with self._changed:
             while not all(self._ended):
-                left = begin + self.timeout - time.monotonic()
+                left = begin + self.timeout + self._missed - time.monotonic()
                 missing = [r for r in range(self.size) if not self._ended[r]]
                 if left <= 0 and self._error is None:
                     self._expire(time.monotonic() - begin)
                 if left <= 0 or set(missing) <= set(self._late):
                     return False
-                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                self._sleep(left)
         return True
 
     def raise_error(self) -> None:
@@ -234,11 +238,19 @@ class ReplicaRun:
         self._check_alive()
         limit = self.timeout if timeout is None else timeout
         # A merge function may take any time: no replica is late.
-        left = None if self._merging else begin + limit - time.monotonic()
+        left = None if self._merging else begin + limit + self._missed - time.monotonic()
         if left is not None and left <= 0:
             self._expire(time.monotonic() - begin)
             self._check_alive()
-        self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
+        self._sleep(_SLICE if left is None else left)
+
+    def _sleep(self, left: float) -> None:
+        """Wait for a change. Time in which the process was stopped makes no replica late."""
+        seconds, before = min(left, _SLICE), time.monotonic()
+        self._changed.wait(seconds)
+        missed = time.monotonic() - before - seconds
+        if missed > _SLICE:
+            self._missed += missed
 
     def _check_alive(self, cause: BaseException | None = None) -> None:
         if self._error is not None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -198,6 +201,37 @@ def test_error_is_raised_while_another_replica_does_not_end(never):
     with pytest.raises(KeyError, match="first"):
         two.run(replica)
     assert total(two) == [2.0, 2.0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process")
+def test_a_process_that_was_stopped_blames_no_replica():
+    program = """
+import time
+import pycollective.distribute as d
+strategy = d.MirroredStrategy(["cpu:0", "cpu:1"])
+strategy.extended.timeout = 2
+
+def replica():
+    context = d.get_replica_context()
+    if context.local_replica_id == 1:
+        print("begun", flush=True)
+        for _ in range(100):
+            time.sleep(0.01)
+    return context.merge_call(lambda strategy: 3)
+
+print(strategy.run(replica))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == "3\n"
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
