@@ -86,6 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (DataError, CheckpointError, CollectiveError, ImportError, OSError) as error:
         print(f"pycollective: {error}", file=sys.stderr)
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:  # the disk is full
+            discard_rest(sys.stdout)
         return 2
     except KeyboardInterrupt:
         print("pycollective: interrupted", file=sys.stderr)

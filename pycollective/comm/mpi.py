@@ -224,7 +224,8 @@ class MPICore(HostEngine):
             self._group.fail(error)
 
     def _wait(self, request: Any, seconds: float) -> None:
-        self._group.wait([request], seconds)
+        # A peer may wait until this rank receives its message, before it makes the same call.
+        self._group.wait([request], seconds, self._receive_one)
 
     # Collectives --------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import importlib
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,8 +101,10 @@ class MPIGroup:
         if self._failure is not None:
             raise copy.copy(self._failure)
 
-    def wait(self, requests: list[Any], seconds: float) -> None:
-        """Wait at most ``seconds`` for requests of MPI.
+    def wait(
+        self, requests: list[Any], seconds: float, meanwhile: Callable[[], object]
+    ) -> None:
+        """Wait at most ``seconds`` for requests of MPI, and call ``meanwhile`` between the polls.
 
         Fail the group and raise `PeerLostError` if a rank has left, and `CollectiveTimeoutError` at
         the deadline.
@@ -114,6 +116,7 @@ class MPIGroup:
             if polls < _SPIN_LIMIT:
                 continue
             self.check()
+            meanwhile()
             now = time.monotonic()
             for rank, since in self._left.items():
                 if now - max(since, begin) > _GRACE:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from pycollective.comm.work import Work
 
@@ -53,8 +53,9 @@ class Persistent(Generic[R]):
                 f"other arguments, not {call!r} with {', '.join(options) or 'none'}"
             )
         signature.bind(*args, **options)
-        self._call = functools.partial(call, *args, **options)
-        begin = functools.partial(call, *args, **{**options, "async_op": True})  # type: ignore[arg-type]
+        again: Any = [list(value) if isinstance(value, Iterator) else value for value in args]
+        self._call = functools.partial(call, *again, **options)
+        begin = functools.partial(call, *again, **{**options, "async_op": True})  # type: ignore[arg-type]
         self._begin = cast(Callable[[], Work[R]], begin)
         self._work: Work[R] | None = None
 

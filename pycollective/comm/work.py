@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FOREVER = 1e9  # seconds
+_NO_LOCK = contextlib.nullcontext()
 
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
@@ -38,7 +41,7 @@ class Task(Protocol):
 class Work(Generic[R]):
     """A call that runs while the program does something else.
 
-    Until `wait` returns, do not change the inputs of the call or use ``out``. The arrays stay alive
+    Until the call is done, do not change its inputs or use ``out``. The arrays stay alive
     while the call runs, even if the program drops the work. `wait` and `result` raise the error of
     the call. A ``with`` block waits at its end::
 
@@ -50,6 +53,7 @@ class Work(Generic[R]):
     _tasks: Sequence[Task] = ()
     _finish: Callable[[], R] | None = None
     _collect: Callable[[], object] | None = None
+    _lock: threading.RLock | None = None
     _result: Any = None
 
     def __init__(
@@ -59,8 +63,10 @@ class Work(Generic[R]):
         collect: Callable[[], object] | None = None,
     ) -> None:
         self._tasks = tasks
-        self._finish = finish  # called once, for the first request of the result
+        self._finish = finish  # called once, after the end of the tasks
         self._collect = collect  # called before, also after an error
+        if finish is not None or collect is not None:
+            self._lock = threading.RLock()  # several threads may wait
 
     def __repr__(self) -> str:
         return f"<Work {'done' if self.done() else 'under way'}>"
@@ -106,8 +112,13 @@ class Work(Generic[R]):
         return self.result()
 
     def done(self) -> bool:
-        """Return True if the call has ended or failed, without waiting."""
-        return all(task.done for task in self._tasks)
+        """Return True if the call has ended or failed, without waiting. Then ``out`` has the result."""
+        if not all(task.done for task in self._tasks):
+            return False
+        if self._finish is not None:
+            with contextlib.suppress(Exception):  # `result` raises it
+                self.result()
+        return True
 
     def exception(self) -> BaseException | None:
         """Return the error of a call that is done, or None if it succeeded.
@@ -136,13 +147,14 @@ class Work(Generic[R]):
         for task in self._tasks:
             if not task.done:
                 raise _StillRunningError("the call still runs: wait() for it first")
-        if self._collect is not None:
-            self._collect()
-            self._collect = None
-        for task in self._tasks:
-            task.check()
-        if self._finish is not None:
-            self._result, self._finish = self._finish(), None
+        with self._lock or _NO_LOCK:
+            if self._collect is not None:
+                self._collect()
+                self._collect = None
+            for task in self._tasks:
+                task.check()
+            if self._finish is not None:
+                self._result, self._finish = self._finish(), None
         result: R = self._result
         return result
 

@@ -23,7 +23,7 @@ _INCOMPLETE_SECONDS = 0.2
 
 
 def discard_rest(stream: Any) -> None:
-    """Discard the present and later data of a stream, because its reader has ended.
+    """Discard the present and later data of a stream, because they cannot be written.
 
     Python writes the rest of the buffer at its end. If this fails, the exit status is 120.
     """

@@ -46,6 +46,19 @@ def test_help_of_each_command_has_an_example(capsys):
         assert f"pycollective {command}" in examples
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["--version"], ["simulate", "-n", "4", "-a", "ring"]])
+def test_output_that_cannot_be_written_is_one_line_and_status_2(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pycollective", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert re.fullmatch(r"pycollective: .*No space left on device\n", done.stderr), done.stderr
+
+
 def test_version_prints_what_a_bug_report_needs(capsys, monkeypatch):
     monkeypatch.setattr(_core, "quota_of_cores", lambda root: 1.5)
     with pytest.raises(SystemExit) as ended:

@@ -236,6 +236,50 @@ def test_work_as_context_waits_at_the_end(on_ranks):
     assert on_ranks(local_group(2, timeout=30), work) == [16.0, 16.0]
 
 
+def test_out_has_the_result_when_the_call_is_done(on_ranks):
+    """The core cannot write some outputs itself, and a mean of a scan is divided at the end."""
+
+    def work(comm):
+        x, found = np.ones(2), []
+        strided = [np.zeros((2, 2))[:, 0] for _ in range(3)]
+        mean, one, (all_reduced, message, again) = np.zeros(2), np.zeros(2), strided
+        other = 1 - comm.rank
+        for begin, out in [
+            (lambda: comm.all_reduce(x, out=all_reduced, async_op=True), all_reduced),
+            (lambda: comm.scan(x, "mean", out=mean, async_op=True), mean),
+            (lambda: comm.all_reduce_many([x], out=[one], async_op=True), one),
+            (lambda: comm.sendrecv(x, other, message, other, async_op=True), message),
+            (lambda: pc.Persistent(comm.all_reduce, x, out=again).start(), again),
+        ]:
+            call = begin()
+            while not call.done():
+                time.sleep(1e-4)
+            found.append(out.tolist())
+            call.wait()
+            assert out.tolist() == found[-1]
+        return found
+
+    twos, ones = [2.0, 2.0], [1.0, 1.0]
+    assert on_ranks(local_group(2), work) == [[twos, ones, twos, ones, twos]] * 2
+
+
+def test_threads_that_wait_for_one_call_get_one_result(on_ranks):
+    def work(comm):
+        found = []
+        for _ in range(10):
+            call = comm.scan(np.full(100_000, 6.0 * (comm.rank + 1)), "mean", async_op=True)
+            threads = [
+                threading.Thread(target=lambda c=call: found.append(c.wait())) for _ in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return {float(value) for out in found for value in (out[0], out[-1])}
+
+    assert on_ranks(local_group(2), work) == [{6.0}, {9.0}]
+
+
 def test_close_waits_for_unfinished_calls(on_ranks):
     def work(c):
         under_way = c.all_reduce(np.ones(2), async_op=True)

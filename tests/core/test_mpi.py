@@ -119,6 +119,33 @@ print("done")
     assert mpirun(3, body) == ["done"] * 3
 
 
+def test_messages_arrive_while_a_rank_waits_in_a_collective(mpirun):
+    """Rank 0 makes the collective after it has sent a message that rank 1 must receive meanwhile."""
+    body = """
+for how in ("blocking", "async", "before"):
+    x, big = np.ones(3), np.full(1_000_000, 2.0)
+    if r == 0:
+        time.sleep(0.2)
+        sending = comm.send(big, 1, async_op=True)
+        total = comm.all_reduce(x) if how == "blocking" else comm.all_reduce(x, async_op=True).wait()
+        sending.wait()
+    else:
+        if how == "before":
+            reducing = comm.all_reduce(x, async_op=True)
+        receiving = comm.recv(np.empty(1_000_000), 0, async_op=True)
+        if how == "blocking":
+            total = comm.all_reduce(x)
+        elif how == "async":
+            total = comm.all_reduce(x, async_op=True).wait()
+        assert (receiving.wait() == 2).all()
+        if how == "before":
+            total = reducing.wait()
+    print(how, total.tolist())
+"""
+    lines = [f"{how} [2.0, 2.0, 2.0]" for how in ("async", "before", "blocking")]
+    assert mpirun(2, body) == sorted(lines * 2)
+
+
 def test_differing_calls_and_leaving_ranks_on_real_mpi_raise(mpirun):
     body = """
 first = comm.split(0)

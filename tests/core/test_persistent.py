@@ -47,6 +47,13 @@ def test_messages_and_calls_without_a_result_can_be_persistent(on_ranks):
     assert on_ranks(local_group(2), work) == [True, True]
 
 
+def test_every_start_reduces_the_arrays_of_an_iterator():
+    (comm,) = local_group(1)
+    request = pc.Persistent(comm.all_reduce_many, (np.arange(n) for n in (2, 3)))
+    for _ in range(2):
+        assert [a.tolist() for a in request()] == [[0, 1], [0, 1, 2]]
+
+
 def test_start_twice_or_wait_first_raises():
     first, second = local_group(2, timeout=20)
     request = pc.Persistent(first.barrier)
