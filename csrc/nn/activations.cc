@@ -189,18 +189,21 @@ struct Log1p {
 
 template <typename T>
 struct Sqrt {
+  static constexpr bool kZeroForZero = true;
   static PYCOLLECTIVE_INLINE T value(T x) { return std::sqrt(x); }
   static PYCOLLECTIVE_INLINE T slope(T x) { return T(0.5) / std::sqrt(x); }
 };
 
 template <typename T>
 struct Rsqrt {
+  static constexpr bool kZeroForZero = true;
   static PYCOLLECTIVE_INLINE T value(T x) { return T(1) / std::sqrt(x); }
   static PYCOLLECTIVE_INLINE T slope(T x) { return T(-0.5) / (x * std::sqrt(x)); }
 };
 
 template <typename T>
 struct Reciprocal {
+  static constexpr bool kZeroForZero = true;
   static PYCOLLECTIVE_INLINE T value(T x) { return T(1) / x; }
   static PYCOLLECTIVE_INLINE T slope(T x) { return -(T(1) / x) * (T(1) / x); }
 };
@@ -278,6 +281,9 @@ PYCOLLECTIVE_INLINE void gradients_loop(const T* __restrict g, const T* __restri
       dx[i] = g[i] * Kind::slope(x[i], alpha, beta);
     } else if constexpr (requires { Kind::slope(x[i], alpha); }) {
       dx[i] = g[i] * Kind::slope(x[i], alpha);
+    } else if constexpr (requires { Kind::kZeroForZero; }) {
+      // As in TensorFlow: 0 and not NaN where the slope is infinite but x was masked.
+      dx[i] = g[i] == 0 ? g[i] : g[i] * Kind::slope(x[i]);
     } else {
       dx[i] = g[i] * Kind::slope(x[i]);
     }

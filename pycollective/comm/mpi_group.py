@@ -101,9 +101,7 @@ class MPIGroup:
         if self._failure is not None:
             raise copy.copy(self._failure)
 
-    def wait(
-        self, requests: list[Any], seconds: float, meanwhile: Callable[[], object]
-    ) -> None:
+    def wait(self, requests: list[Any], seconds: float, meanwhile: Callable[[], object]) -> None:
         """Wait at most ``seconds`` for requests of MPI, and call ``meanwhile`` between the polls.
 
         Fail the group and raise `PeerLostError` if a rank has left, and `CollectiveTimeoutError` at

@@ -147,23 +147,28 @@ class Map(Transformed):
 def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
     """Return the spec of a function's result; ``result`` calls the function and returns the spec.
 
-    The function is called with zeros. Unknown lengths are tried with 3 and 1: lengths of the result that
-    differ are unknown. If the results have different numbers of axes, which happens if the function
-    drops axes of length 1, 2 replaces 1.
+    The function is called with zeros, where unknown lengths are 1, and with ones, where they are 3.
+    Lengths of the result that differ are unknown. If the results have different numbers of axes, which
+    happens if the function drops axes of length 1, 2 replaces 1.
     """
     if any(s.shape is None or s.dtype is None for s in nest.flatten(source)):
         return UNKNOWN_SPEC
 
-    def made_of(unknown: int) -> Any:
-        def zeros(s: TensorSpec) -> Any:
+    def made_of(unknown: int, number: int = 0) -> Any:
+        def filled(s: TensorSpec) -> Any:
             shape = [unknown if n is None else n for n in s.shape or ()]
-            return np.full(shape, b"", string) if s.dtype == string else np.zeros(shape, s.dtype)
+            if s.dtype == string:
+                return np.full(shape, b"1 1" if number else b"", string)
+            return np.full(shape, number, s.dtype)
 
-        return result(nest.map_structure(zeros, source))
+        return result(nest.map_structure(filled, source))
 
     try:
         with random.generator_scope(np.random.default_rng(0)):
-            large = made_of(3)
+            try:
+                large = made_of(3, 1)
+            except Exception:  # such as a table with one row
+                large = made_of(3)
             spec = common_spec(made_of(1), large)
             whole = all(s.shape is not None for s in nest.flatten(spec))
             return spec if whole else common_spec(made_of(2), large)

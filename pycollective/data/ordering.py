@@ -103,7 +103,7 @@ class Take(Ordered):
         self._count = at_least(count, -1, "count")
 
     def _takes_all(self) -> bool:
-        """Return True if no element is left out; a pass then reaches the end, as caches need."""
+        """Return True if no element is left out."""
         return self._count < 0 or 0 <= self._source.cardinality() <= self._count
 
     def _rows(self) -> Rows | None:
@@ -121,7 +121,12 @@ class Take(Ordered):
 
     def _iter(self) -> Iterator[Any]:
         elements = self._source._iter()
-        return elements if self._takes_all() else itertools.islice(elements, self._count)
+        return elements if self._count < 0 else self._first(elements)
+
+    def _first(self, elements: Iterator[Any]) -> Iterator[Any]:
+        yield from itertools.islice(elements, self._count)
+        if self._takes_all():
+            next(elements, None)  # caches must see the end
 
     def cardinality(self) -> int:
         count = self._source.cardinality()

@@ -23,6 +23,7 @@ from pycollective.distribute.function_queue import (
     Closure,
     FunctionQueue,
     called,
+    end_of_dataset,
     no_name,
 )
 from pycollective.distribute.input import DistributedDataset
@@ -44,7 +45,6 @@ from pycollective.distribute.task_values import decode, encode, error_message, e
 from pycollective.distribute.worker_threads import current_worker
 from pycollective.errors import (
     NotAvailableError,
-    OutOfRangeError,
 )
 from pycollective.tensor.function import ConcreteFunction
 
@@ -268,8 +268,7 @@ class ClusterCoordinator:
                 result = nest.map_structure(as_result, result)
                 tokens, found = encode(result, lambda value: None)
             except StopIteration as end:
-                text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
-                raise OutOfRangeError(str(end) or text) from None
+                raise end_of_dataset(end) from None
             except ClosureInputError as error:
                 return {**error_message(error.original_exception), "original": True}, []
             except SystemExit as end:  # else each worker would end in turn

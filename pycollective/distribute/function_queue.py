@@ -104,6 +104,15 @@ def called(message: dict[str, Any]) -> Any:
     return function
 
 
+def end_of_dataset(end: StopIteration) -> OutOfRangeError:
+    """Return the error of a function that found the end of a dataset."""
+    if isinstance(end, OutOfRangeError) and str(end) != "End of sequence":
+        return end
+    return OutOfRangeError(
+        "End of sequence: the dataset of a worker has no more elements; repeat() it"
+    )
+
+
 def no_name(token: list[Any]) -> NoReturn:
     """Raise ValueError: a result cannot have a value that is sent by its name."""
     raise ValueError(f"a result of kind {token[0]!r}")
@@ -458,8 +467,7 @@ class FunctionQueue:
             error = lost.args[0]
             self._fail(lost.args[0])
         except StopIteration as end:
-            text = "End of sequence: the dataset of a worker has no more elements; repeat() it"
-            error = end if isinstance(end, OutOfRangeError) else OutOfRangeError(text)
+            error = end_of_dataset(end)
         except KeyboardInterrupt as found:
             if threading.current_thread() is not threading.main_thread():
                 error = found

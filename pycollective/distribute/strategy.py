@@ -20,12 +20,10 @@ from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ValueContext
 from pycollective.distribute.values import (
     DistributedValues,
-    Mirrored,
     PerReplica,
     concatenated,
     regroup,
 )
-from pycollective.distribute.variables import MirroredVariable
 from pycollective.distribute.verify import verify_equivalence
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 from pycollective.tensor.compiled import is_half, narrowed
@@ -143,7 +141,8 @@ class Strategy:
             For example the result of `run`.
         axis : int, sequence of int, or None
             Axes to reduce within each replica first. A MEAN then has the same weight for each element
-            of all replicas. None: reduce over the replicas only, with the same weight for each.
+            of all replicas, and a plain or Mirrored value counts once for each replica. None: reduce
+            over the replicas only, with the same weight for each.
 
         Returns
         -------
@@ -155,10 +154,10 @@ class Strategy:
         TypeError
             ``reduce_op`` or ``axis`` has another type.
         ValueError
-            An axis is out of range, the replicas' shapes differ, or a plain value other than 0 is to be
-            summed over several replicas.
+            An axis is out of range, or the replicas' shapes differ. Or a plain value other than 0 is to
+            be summed over several replicas without an axis.
         AssertionError
-            The SUM of a Mirrored value is asked for.
+            The SUM of a Mirrored value is asked for without an axis.
         RuntimeError
             This is a replica function; use `ReplicaContext.all_reduce` there.
         """
@@ -176,9 +175,8 @@ class Strategy:
         if axes is None:
             total = self.extended.reduced_on_host(op, value)
             return self._reduce_across(op, value) if total is None else total
-        if isinstance(value, (Mirrored, MirroredVariable)) and op is ReduceOp.SUM:
-            return self._reduce_across(op, value)  # raises
-        components = value.values if isinstance(value, DistributedValues) else (value,)
+        replicas = self.extended.num_local_replicas
+        components = value.values if isinstance(value, DistributedValues) else (value,) * replicas
         locally = [_sum_within(c, axes, op) for c in components]
         total = self._reduce_across(ReduceOp.SUM, _per_replica([s for s, _ in locally]))
         dtype = as_tensor(components[0]).dtype

@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import nest
 from ..config import functions_run_eagerly
+from ..errors import OutOfRangeError
 from .spec import TensorSpec
 from .tensor import Operators, Tensor, as_tensor
 from .variable import creators
@@ -292,35 +293,41 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the decorated function."""
-        if not self._is_checked or functions_run_eagerly():
-            return self.python_function(*args, **kwargs)
-        signatures = self._signatures
-        given = new = None
-        if self._constraints is not None:
-            bound = self._bound(args, kwargs)
-            args, kwargs = bound.args, bound.kwargs
-            if not signatures.count:
-                new = _key_of(args, kwargs)
-        else:
-            given = _key_of(args, kwargs)
-            if given not in signatures.given:
+        try:
+            if not self._is_checked or functions_run_eagerly():
+                return self.python_function(*args, **kwargs)
+            signatures = self._signatures
+            given = new = None
+            if self._constraints is not None:
                 bound = self._bound(args, kwargs)
-                new = _key_of(bound.args, bound.kwargs)
-        signatures.calls.count += 1
-        if signatures.called:
-            before = creators.stack
-            inside = creators.stack = (*before, _refuse_variable)
-            try:
+                args, kwargs = bound.args, bound.kwargs
+                if not signatures.count:
+                    new = _key_of(args, kwargs)
+            else:
+                given = _key_of(args, kwargs)
+                if given not in signatures.given:
+                    bound = self._bound(args, kwargs)
+                    new = _key_of(bound.args, bound.kwargs)
+            signatures.calls.count += 1
+            if signatures.called:
+                before = creators.stack
+                inside = creators.stack = (*before, _refuse_variable)
+                try:
+                    result = self.python_function(*args, **kwargs)
+                finally:
+                    if creators.stack is inside:
+                        creators.stack = before
+            else:
                 result = self.python_function(*args, **kwargs)
-            finally:
-                if creators.stack is inside:
-                    creators.stack = before
-        else:
-            result = self.python_function(*args, **kwargs)
-            signatures.called = True
-        if new is not None:
-            self._add(given, new)
-        return result
+                signatures.called = True
+            if new is not None:
+                self._add(given, new)
+            return result
+        except StopIteration as end:
+            if isinstance(end, OutOfRangeError):
+                raise
+            # As in TensorFlow, which raises StopIteration only outside of functions.
+            raise OutOfRangeError("End of sequence") from None
 
     def experimental_get_tracing_count(self) -> int:
         """Return the number of signatures of calls and of concrete functions.
@@ -505,9 +512,14 @@ def _checked(input_signature: Any) -> tuple[Any, ...]:
     if not isinstance(input_signature, (list, tuple)):
         raise TypeError(f"input_signature must be a list or a tuple, got {input_signature!r}")
     for leaf in nest.flatten(list(input_signature)):
-        if not isinstance(leaf, TensorSpec):
+        if not isinstance(leaf, TensorSpec) and _specs_in(leaf) is None:
             raise TypeError(f"input_signature must consist of TensorSpec objects, got {leaf!r}")
     return tuple(input_signature)
+
+
+def _specs_in(spec: Any) -> tuple[TensorSpec, ...] | None:
+    """Return the specs of the components of a distributed value, or None for another spec."""
+    return getattr(spec, "value_specs", None)
 
 
 def _constraints(function: Callable[..., Any], specs: tuple[Any, ...]) -> dict[str, Any]:
@@ -552,6 +564,16 @@ def _fitted(name: str, spec: Any, value: Any) -> Any:
             place: _fitted(f"{name}[{place!r}]", spec[place], value[place]) for place in places
         }
         return nest.rebuild(value, [items[place] for place in (value if by_name else places)])
+    specs = _specs_in(spec)
+    if specs is not None:
+        parts = getattr(value, "values", None)
+        if not isinstance(parts, tuple) or len(parts) != len(specs):
+            raise TypeError(f"{name} must fit {spec!r}, got {value!r}")
+        fitted = [
+            _fitted(f"{name}.values[{i}]", s, part)
+            for i, (s, part) in enumerate(zip(specs, parts, strict=True))
+        ]
+        return value.__class__(fitted)
     if not isinstance(spec, TensorSpec):
         if _key_of((spec,), {}) != _key_of((value,), {}):
             raise TypeError(f"{name} must be {spec!r}, got {value!r}")

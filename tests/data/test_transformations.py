@@ -263,6 +263,34 @@ def test_rebatch_of_components_that_do_not_match_raises() -> None:
         list(kinds.rebatch(2))
 
 
+def test_lengths_that_depend_on_values_are_unknown() -> None:
+    ds = Dataset.range(1, 5).map(lambda x: tf.fill([x], x))
+    assert ds.element_spec == TensorSpec((None,), np.int64)
+    assert ds.padded_batch(2).element_spec == TensorSpec((None, None), np.int64)
+    rows = ds.unbatch()
+    assert values(rows.take(3)) == [1, 2, 2]
+    assert values(rows.take(20)) == values(rows) == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+    assert rows.cardinality() == UNKNOWN_CARDINALITY
+    assert rows.repeat().cardinality() == INFINITE_CARDINALITY
+    assert len(values(rows.repeat(2).take(12))) == 12
+    more = Dataset.range(3).map(lambda x: tf.range(x + 1)).unbatch()
+    assert values(more.take(4)) == [0, 0, 1, 0]
+    assert more.cardinality() == UNKNOWN_CARDINALITY
+    flat = Dataset.range(3).flat_map(lambda x: Dataset.from_tensors(tf.fill([x], x)))
+    assert flat.element_spec == TensorSpec((None,), np.int64)
+    same = Dataset.range(3).map(lambda x: tf.fill([2], x))
+    assert same.element_spec == TensorSpec((2,), np.int64)
+    assert same.unbatch().cardinality() == 6
+
+
+def test_take_ends_at_its_count_if_the_source_has_more_than_it_says() -> None:
+    ds = assert_cardinality(2)(Dataset.range(2)).map(lambda x: x)
+    assert values(ds.take(2)) == [0, 1]
+    table = np.arange(4)[None]
+    one_row = Dataset.range(1).map(lambda x: table[int(x)])  # fails for 1
+    assert one_row.element_spec == TensorSpec((4,), np.int64)
+
+
 def test_unbatch_and_batch_slice_arrays_and_keep_cardinality() -> None:
     """Rows in memory are used directly; other batches are sliced, not split into rows."""
     ds = Dataset.from_tensor_slices(np.arange(20)).batch(6).unbatch()

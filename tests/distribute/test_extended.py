@@ -43,9 +43,9 @@ def test_reduce_to_returns_results_on_destinations(two):
     for wrong in (everywhere, v):
         with pytest.raises(AssertionError, match="SUM of a Mirrored value"):
             extended.reduce_to("SUM", wrong, "cpu:0")
-        for axis in (None, ()):
-            with pytest.raises(AssertionError, match="SUM of a Mirrored value"):
-                two.reduce("SUM", wrong, axis=axis)
+        with pytest.raises(AssertionError, match="SUM of a Mirrored value"):
+            two.reduce("SUM", wrong, axis=None)
+        assert float(two.reduce("SUM", wrong, axis=())) == 2 * float(wrong.values[0])
     assert float(two.reduce("MEAN", v, axis=None)) == 7.0
     assert float(two.reduce("SUM", on_read, axis=None)) == 2.0
     for destinations in (["cpu:0"], ("cpu:0", "cpu:1")):
@@ -109,6 +109,16 @@ def test_broadcast_to_copies_tensors(two):
 
 
 # Gathering ------------------------------------------------------------------------------------
+
+
+def test_reduce_along_an_axis_counts_a_plain_value_once_for_each_replica(two):
+    """As in TensorFlow, which reduces within each replica first."""
+    plain = tf.constant([1.0, 2.0])
+    with two.scope():
+        mirrored_one = tf.Variable([1.0, 2.0])
+    for value in (plain, mirrored_one):
+        assert float(two.reduce("SUM", value, axis=0)) == 6.0
+        assert float(two.reduce("MEAN", value, axis=0)) == 1.5
 
 
 def test_gather_along_any_axis_joins_and_checks_shapes(two):

@@ -427,3 +427,18 @@ def test_outputs_in_another_order_in_evaluation_have_their_own_losses():
     assert float(model.compute_loss(x, y, model(x, training=True))) == 11
     found = model.evaluate(x, y, verbose=0, return_dict=True)
     assert found == {"loss": 11, "a_loss": 1, "b_loss": 10, "a_mae": 1, "b_mse": 100}
+
+
+@pytest.mark.parametrize("strategy", SOME)
+def test_callbacks_of_predict_get_the_rows_of_all_replicas(strategy):
+    seen = []
+
+    class Shapes(keras.callbacks.Callback):
+        def on_predict_batch_end(self, batch, logs=None):
+            seen.append({k: v.shape for k, v in logs["outputs"].items()})
+
+    with STRATEGIES[strategy]().scope():
+        model, _ = two(named=True)
+    outputs = model.predict(X[:10], batch_size=6, verbose=0, callbacks=[Shapes()])
+    assert seen == [{"kind": (n, 4), "size": (n, 2)} for n in (6, 4)]
+    assert outputs["kind"].shape == (10, 4)

@@ -149,6 +149,16 @@ def test_missing_gradients_are_named_once():
     np.testing.assert_allclose(variables[1].numpy(), START[1] - 2)
 
 
+def test_apply_takes_the_variables_for_which_the_optimizer_was_built():
+    plain = keras.optimizers.SGD(0.1)
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    for optimizer, gradient in ((plain, 1.0), (scaled, 2.0**15)):
+        variable = Variable([1.0])
+        optimizer.build([variable])
+        optimizer.apply([as_tensor([gradient])])
+        assert variable.numpy().tolist() == [np.float32(0.9)]
+
+
 def test_apply_without_any_gradient_raises():
     variables = new_variables()
     with pytest.raises(ValueError, match="No gradients provided for any variable: v0, v1"):

@@ -112,8 +112,8 @@ def test_loss_by_kernel_equals_the_composed_loss_and_its_gradient(name, shape, d
     function, options = losses.get(name), KERNEL_LOSSES[name]
     if name in ("categorical_crossentropy", "categorical_hinge"):
         true /= np.maximum(true.sum(-1, keepdims=True), 1)
-        if shape[-1] == 0:
-            with pytest.raises(ValueError, match="has no (classes|elements)"):
+        if shape[-1] == 0 and name == "categorical_crossentropy":
+            with pytest.raises(ValueError, match="has no classes"):
                 function(true, predicted, **options)
             return
     for values in (predicted, np.where(rng.random(shape) < 0.3, true, predicted)):

@@ -77,6 +77,7 @@ CASES = {
     "sqrt": singles(tf.sqrt, positive),
     "rsqrt": singles(tf.rsqrt, positive),
     "reciprocal": singles(tf.reciprocal, positive),
+    "sign": singles(tf.sign),
     "exp": singles(tf.exp),
     "log": singles(tf.log, positive),
     "log1p": singles(tf.log1p, positive),

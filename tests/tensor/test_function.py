@@ -158,6 +158,49 @@ def test_python_function_runs_at_every_call():
     assert calls == [1, 1, 1]
 
 
+def test_end_of_an_iterator_in_a_function_is_out_of_range():
+    """Outside of functions it is a StopIteration, as in TensorFlow."""
+    iterator = iter(tf.data.Dataset.range(2))
+
+    @tf.function
+    def step(iterator):
+        return next(iterator) * 2
+
+    found = []
+    with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
+        while True:
+            found.append(int(step(iterator)))
+    assert found == [0, 2]
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    batches = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(3).batch(2)))
+    train = tf.function(
+        lambda: strategy.reduce("SUM", strategy.run(tf.reduce_sum, args=(next(batches),)), None)
+    )
+    assert [int(train()), int(train())] == [1, 2]
+    with pytest.raises(tf.errors.OutOfRangeError):
+        train()
+
+
+def test_signature_of_a_distributed_dataset():
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    rows = np.arange(5, dtype=np.float32)
+    source = tf.data.Dataset.from_tensor_slices((rows, rows)).batch(4)
+    dataset = strategy.experimental_distribute_dataset(source)
+
+    @tf.function(input_signature=[dataset.element_spec])
+    def total(pair):
+        per_replica = strategy.run(lambda x, y: tf.reduce_sum(x + y), args=pair)
+        return strategy.experimental_local_results(per_replica)
+
+    assert [[float(v) for v in total(pair)] for pair in dataset] == [[2.0, 10.0], [8.0, 0.0]]
+    for wrong in (
+        tf.constant(rows),
+        next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(4)))),
+    ):
+        with pytest.raises(TypeError, match="must fit"):
+            total((wrong, wrong))
+
+
 def test_many_signatures_are_counted_and_not_kept(monkeypatch):
     module = inspect.getmodule(type(double))
     monkeypatch.setattr(module, "_MOST_SIGNATURES", 3)

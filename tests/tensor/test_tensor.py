@@ -338,7 +338,6 @@ def test_error_texts_name_the_values():
     for call, text in [
         (lambda: tf.reduce_sum(x, 2), r"reduce_sum: axis 2 is out of range for a tensor with 2"),
         (lambda: tf.reduce_mean(x, [0, -2]), "names an axis twice"),
-        (lambda: tf.reduce_max(tf.zeros([0, 2]), 0), r"shape \(0, 2\) has no elements"),
         (lambda: tf.argmax(tf.zeros([0])), "no elements"),
         (lambda: tf.matmul(x, x), r"inner lengths differ, shapes are \(2, 3\) and \(2, 3\)"),
         (lambda: x @ tf.constant([1.0, 2.0, 3.0]), r"at least two axes.*\(3,\)"),
@@ -359,10 +358,56 @@ def test_error_texts_name_the_values():
             call()
 
 
-def test_reshape_without_elements_needs_a_definite_length():
-    with pytest.raises(ValueError, match=r"does not fit shape \(0, -1\)"):
-        tf.reshape(tf.zeros([0, 4, 2]), [0, -1])
-    assert tf.reshape(tf.zeros([0, 4, 2]), [-1, 8]).shape == (0, 8)
+@pytest.mark.parametrize(
+    ("shape", "target", "result"),
+    [
+        ([0, 4, 2], [-1, 8], (0, 8)),
+        ([0, 4, 2], [0, -1], (0, 8)),
+        ([0, 4, 2], [-1, 0], (8, 0)),
+        ([0, 4, 2], [2, -1, 0], (2, 4, 0)),
+        ([0], [0, -1], (0, 1)),
+    ],
+)
+def test_reshape_without_elements_finds_the_length_of_tensorflow(shape, target, result):
+    """A step function for a replica without rows calls ``reshape(x, [tf.shape(x)[0], -1])``."""
+    x = tf.Variable(np.zeros(shape, np.float32))
+    with tf.GradientTape() as tape:
+        y = tf.reshape(x, target)
+    assert y.shape == result
+    assert tape.gradient(y, x).shape == x.shape
+
+
+def test_extrema_of_no_elements_are_those_of_tensorflow():
+    x = tf.Variable(np.zeros((2, 0), np.float32))
+    with tf.GradientTape() as tape:
+        y = tf.reduce_max(x, axis=1, keepdims=True)
+    assert y.numpy().tolist() == [[-np.inf], [-np.inf]]
+    assert tape.gradient(y, x).shape == (2, 0)
+    assert tf.reduce_min(tf.zeros([0, 2], np.float16), axis=0).numpy().tolist() == [np.inf] * 2
+    assert tf.reduce_max(tf.zeros([0], np.int32)) == np.iinfo(np.int32).min
+    assert tf.reduce_min(tf.zeros([0], np.uint8)) == 255
+    assert tf.reduce_max(tf.zeros([0, 0]), axis=0).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("name", ["sqrt", "rsqrt", "reciprocal"])
+def test_gradient_is_zero_where_the_upstream_gradient_is(name, dtype):
+    """The slope at 0 is infinite. A masked loss gives it the gradient 0, and the product is NaN."""
+    x = tf.Variable(np.tile(np.array([0.0, 4.0], dtype), 40))
+    with tf.GradientTape() as tape, np.errstate(all="ignore"):
+        y = tf.reduce_sum(tf.where(x > 0.0, getattr(tf, name)(x), tf.zeros_like(x)))
+    gradient = tape.gradient(y, x).numpy().reshape(-1, 2)
+    slope = {"sqrt": 0.25, "rsqrt": -0.0625, "reciprocal": -0.0625}[name]
+    assert (gradient == [0.0, slope]).all()
+
+
+def test_gradient_of_sign_is_zero_and_not_none():
+    x = tf.Variable([0.0, -2.0])
+    with tf.GradientTape() as tape:
+        y = tf.sign(x)
+    assert y.numpy().tolist() == [0.0, -1.0]
+    assert tape.gradient(y, x).numpy().tolist() == [0.0, 0.0]
+    assert tf.sign(tf.constant([-3, 5])).dtype == np.int32
 
 
 def test_reductions_have_the_values_and_dtypes_of_tensorflow():

@@ -99,6 +99,9 @@ class LossScaleOptimizer(Optimizer):
         """True if the inner optimizer is built."""
         return self.inner_optimizer.built
 
+    def _updated(self) -> list[Variable]:
+        return self.inner_optimizer._updated()
+
     @property
     def iterations(self) -> Any:
         """The number of steps, without skipped ones."""

@@ -368,12 +368,16 @@ class Optimizer(OptimizerState):
                     "When passing `grads` without `variables`, the optimizer must already be built "
                     "on a list of variables. Call `optimizer.build(trainable_variables)` first. "
                 )
-            trainable_variables = [variable for variable, _ in self._slots.values()]
+            trainable_variables = self._updated()
         if len(grads) != len(trainable_variables):
             raise ValueError(
                 f"{self.name}: {len(grads)} gradients do not fit {len(trainable_variables)} variables"
             )
         return self.apply_gradients(zip(grads, trainable_variables, strict=True))
+
+    def _updated(self) -> list[Variable]:
+        """Return the variables for which the optimizer was built."""
+        return [variable for variable, _ in self._slots.values()]
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the scaled loss, whose gradients `apply` and `apply_gradients` need.

@@ -412,6 +412,18 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
     return weighted
 
 
+def of_local_replicas(output: Any) -> Any:
+    """Return the output of a step, with one tensor for the rows of all local replicas."""
+
+    def joined(leaf: Any) -> Any:
+        if not isinstance(leaf, DistributedValues):
+            return leaf
+        parts = [np.asarray(as_tensor(part).numpy()) for part in leaf.values]
+        return Tensor(np.concatenate(parts) if parts[0].ndim else np.stack(parts))
+
+    return nest.pack_as(output, map(joined, nest.flatten(output, by_key=True)), by_key=True)
+
+
 def values_of(strategy: Strategy, outputs: Sequence[Any]) -> Any:
     """Return the outputs of steps as NumPy arrays: all examples in order, on every worker."""
     if len(outputs) == 1 and outputs[0].__class__ is Tensor and strategy.extended.is_default:

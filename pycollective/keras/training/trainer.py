@@ -23,6 +23,7 @@ from pycollective.keras.training.inputs import (
     batches_of,
     divided_among_replicas,
     first_of,
+    of_local_replicas,
     rows_of_element,
     sharded_by_rows,
     single_batch,
@@ -391,7 +392,9 @@ class Trainer(Learner):
                     found = execute(batches)
                     outputs += found
                     last = first + len(batches) - 1
-                    ready = {"outputs": found[-1]} if found else {}  # workers may not be ready
+                    ready = {}
+                    if found:  # workers may not be ready
+                        ready["outputs"] = of_local_replicas(found[-1]) if callbacks else found[-1]
                     callback_list.on_predict_batch_end(last, ready)
                     if self.stop_predicting:
                         break

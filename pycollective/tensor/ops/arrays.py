@@ -275,6 +275,9 @@ def reshape(tensor: Any, shape: Any) -> Tensor:
     x = as_tensor(tensor)
     a = x.array
     target = shape_of(shape)
+    if not a.size and 0 in target and target.count(-1) == 1:  # NumPy does not find this length
+        rest = prod(filter(None, a.shape)) // prod(n for n in target if n > 0)
+        target = tuple(rest if n == -1 else n for n in target)
     try:
         result = a.reshape(target)
     except ValueError:

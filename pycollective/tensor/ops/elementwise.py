@@ -231,6 +231,11 @@ def _sigmoid(x: Array) -> Any:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
+def _used(g: Array, slope: Array) -> Any:
+    """Return a factor of a gradient, and 1 where ``g`` is 0: the product is then 0 and never NaN."""
+    return np.where(g == 0, slope.dtype.type(1), slope)
+
+
 negative = unary(
     "negative", np.negative, lambda g, x, y: -g, "Return ``-x``.", floating=False, kernel="negative"
 )
@@ -251,21 +256,32 @@ square = unary(
     kernel="square",
 )
 sqrt = unary(
-    "sqrt", np.sqrt, lambda g, x, y: g / (y + y), "Return the square roots.", kernel="sqrt"
+    "sqrt",
+    np.sqrt,
+    lambda g, x, y: g / _used(g, y + y),
+    "Return the square roots.",
+    kernel="sqrt",
 )
 rsqrt = unary(
     "rsqrt",
     lambda x: 1 / np.sqrt(x),
-    lambda g, x, y: g * y / (x * -2),
+    lambda g, x, y: g * _used(g, y) / _used(g, x * -2),
     "Return ``1 / sqrt(x)``.",
     kernel="rsqrt",
 )
 reciprocal = unary(
     "reciprocal",
     lambda x: 1 / x,
-    lambda g, x, y: -(g * y * y),
+    lambda g, x, y: -(g * _used(g, y) * _used(g, y)),
     "Return ``1 / x``.",
     kernel="reciprocal",
+)
+sign = unary(
+    "sign",
+    np.sign,
+    lambda g, x, y: np.zeros_like(g),
+    "Return -1, 0 or 1 by element; the gradient is 0.",
+    floating=False,
 )
 exp = unary("exp", np.exp, lambda g, x, y: g * y, "Return ``e ** x``.", kernel="exp")
 log = unary("log", np.log, lambda g, x, y: g / x, "Return the natural logarithms.", kernel="log")
@@ -292,11 +308,6 @@ sigmoid = unary(
     "Return ``1 / (1 + exp(-x))``.",
     kernel="sigmoid",
 )
-
-
-def sign(x: Any) -> Tensor:
-    """Return -1, 0 or 1 by element, without gradient."""
-    return Tensor(np.sign(as_tensor(x).array))
 
 
 def floor(x: Any) -> Tensor:

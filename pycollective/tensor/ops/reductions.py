@@ -158,13 +158,27 @@ def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
     return record(mean, (x,), vjp)
 
 
+def _extremum_of_none(x: Tensor, method: str, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    """Return the extrema of no elements, as in TensorFlow: infinities, or the limits of integers."""
+    a = x.array
+    shape = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
+    least: Any
+    greatest: Any
+    if a.dtype.kind in "iu":
+        least, greatest = np.iinfo(a.dtype).min, np.iinfo(a.dtype).max
+    else:
+        least, greatest = -np.inf, np.inf
+    result = array_module(a).full(shape, least if method == "max" else greatest, a.dtype)
+    return record(result, (x,), lambda g, _need: (array_module(a).zeros(a.shape, a.dtype),))
+
+
 def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
     def operation(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
         x = as_tensor(input_tensor)
         a = x.array
         axes = axes_of(axis, a.ndim, name)
         if not all(a.shape[i] for i in axes):
-            raise ValueError(f"{name}: a tensor of shape {a.shape} has no elements along {axes}")
+            return _extremum_of_none(x, method, axes, keepdims)
         result = reduced(method, a, axes, keepdims)
 
         def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
@@ -188,12 +202,14 @@ def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
 reduce_max = _extremum(
     "reduce_max",
     "max",
-    "Return the largest elements along ``axis``; equal elements share the gradient.",
+    "Return the largest elements along ``axis``; equal elements share the gradient. The largest of no "
+    "elements is -inf, or the least integer.",
 )
 reduce_min = _extremum(
     "reduce_min",
     "min",
-    "Return the smallest elements along ``axis``; equal elements share the gradient.",
+    "Return the smallest elements along ``axis``; equal elements share the gradient. The smallest of no "
+    "elements is inf, or the greatest integer.",
 )
 
 
