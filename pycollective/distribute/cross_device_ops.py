@@ -179,7 +179,9 @@ class CrossDeviceOps:
 
         Tensors never change, so replicas with one memory share it.
         """
-        return Mirrored([placed_on(tensor, device) for device in devices_of(destinations)])
+        return Mirrored(
+            [_component(placed_on(tensor, device)) for device in devices_of(destinations)]
+        )
 
     def _gather_implementation(
         self,
@@ -268,8 +270,17 @@ def slices_beside(own: IndexedSlices, total: IndexedSlices) -> IndexedSlices:
 
 def on_destinations(result: Any, destinations: Any) -> Any:
     """Return a result on its destination, Mirrored for several."""
-    parts = [placed_on(result, device) for device in devices_of(destinations)]
-    return parts[0] if len(parts) == 1 else Mirrored(parts)
+    devices = devices_of(destinations)
+    if len(devices) == 1:
+        return placed_on(result, devices[0])
+    return Mirrored([_component(placed_on(result, device)) for device in devices])
+
+
+def _component(value: Any) -> Any:
+    """Return an object of its own for a value: `regroup` unwraps components that are one object."""
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(value.values, value.indices, value.dense_shape)
+    return Tensor(value.array)
 
 
 def placed_on(value: Any, device: Device) -> Any:

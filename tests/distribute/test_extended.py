@@ -121,6 +121,25 @@ def test_reduce_along_an_axis_counts_a_plain_value_once_for_each_replica(two):
         assert float(two.reduce("MEAN", value, axis=0)) == 1.5
 
 
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_results_of_merge_functions_on_all_replicas_stay_distributed(two, dtype):
+    """Integers are reduced on one device, and the replicas share its memory."""
+
+    def merge(strategy, x):
+        total = strategy.extended.reduce_to("SUM", x, x)
+        return total, strategy.extended.broadcast_to(tf.constant(5), x)
+
+    def replica():
+        context = d.get_replica_context()
+        x = tf.cast(context.replica_id_in_sync_group + 1, dtype)
+        return context.merge_call(merge, args=(x,))
+
+    total, sent = two.run(replica)
+    assert [float(v) for v in two.experimental_local_results(total)] == [3.0, 3.0]
+    assert [int(v) for v in two.experimental_local_results(sent)] == [5, 5]
+    assert float(two.reduce("MEAN", total, axis=None)) == 3.0
+
+
 def test_gather_along_any_axis_joins_and_checks_shapes(two):
     x = PerReplica([tf.constant(np.arange(6.0).reshape(2, 3)), tf.constant(np.ones((2, 1)))])
     want = [[0.0, 1.0, 2.0, 1.0], [3.0, 4.0, 5.0, 1.0]]
