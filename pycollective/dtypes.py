@@ -58,6 +58,7 @@ else:
 
 # Every step looks up these names; the table makes that fast.
 _NAMED = {str(dtype): dtype for dtype in (float16, float32, float64, int32, int64)}
+_NAMED["float"] = float32  # NumPy's is float64
 
 
 def as_dtype(value: Any) -> np.dtype[Any]:

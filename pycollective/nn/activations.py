@@ -376,7 +376,7 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
     x
         A floating-point tensor.
     rate : float
-        The share of elements that are set to 0, from 0 to below 1.
+        The share of elements that are set to 0, from 0 to 1.
     noise_shape
         Shape of the random mask, by default that of ``x``. Each length is 1, or that of the axis of
         ``x``; None means the latter. Elements along an axis of length 1 are dropped together.
@@ -393,8 +393,8 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
     tensor = as_tensor(x)
     a = tensor.array
     rate = float(rate)
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout: rate must be at least 0 and below 1, got {rate}")
+    if not 0 <= rate <= 1:
+        raise ValueError(f"dropout: rate must be from 0 to 1, got {rate}")
     if a.dtype.kind not in "fV":
         raise TypeError(f"dropout needs a floating-point tensor, got {a.dtype}; use cast()")
     if rate == 0:
@@ -413,7 +413,7 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
     drawn = array_module(a).asarray(random.uniform(shape, seed=seed).array)
     kept, zero = drawn >= rate, a.dtype.type(0)
     with np.errstate(over="ignore"):
-        factor = a.dtype.type(1 / (1 - rate))
+        factor = a.dtype.type(1 / (1 - rate) if rate < 1 else 1)
 
     def masked(values: Array) -> Array:
         # A product with 0 would be NaN for infinite numbers and NaN.

@@ -80,9 +80,10 @@ class Tensor(Operators):
 
     Notes
     -----
-    Two operands must have the same dtype, else ``TypeError`` is raised. Scalars (Python's and NumPy's)
-    and lists of scalars take the dtype of the other operand. Without another operand, ``float`` becomes
-    float32 and ``int`` int32. ``==`` compares elements; tensors hash by identity.
+    Two tensors must have the same dtype, else ``TypeError`` is raised. Scalars (Python's and NumPy's),
+    lists of scalars, and NumPy arrays take the dtype of the other operand, but floats never become
+    integers. Without another operand, ``float`` becomes float32 and ``int`` int32. ``==`` compares
+    elements; tensors hash by identity.
     """
 
     __slots__ = ("__weakref__", "_key", "array")
@@ -214,7 +215,8 @@ def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tens
         The dtype of the result. Arrays, scalars and lists are converted, but floats never to
         integers. Tensors and variables are not converted.
     like : Tensor, optional
-        A tensor whose dtype and device scalars and lists take if ``dtype`` is not given.
+        A tensor whose dtype and device scalars and lists take if ``dtype`` is not given. NumPy arrays
+        take its dtype, unless they have floats or bools and the tensor does not.
 
     Raises
     ------
@@ -225,7 +227,12 @@ def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tens
     """
     if value.__class__ is Tensor:
         tensor: Tensor = value
-    elif value.__class__ is np.ndarray and dtype is None and value.dtype in _USUAL:
+    elif (
+        value.__class__ is np.ndarray
+        and dtype is None
+        and value.dtype in _USUAL
+        and (like is None or like.array.dtype == value.dtype)
+    ):
         return Tensor(value)
     elif hasattr(value, "_read"):
         tensor = value._read()
@@ -288,6 +295,9 @@ def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
         found = array.dtype
     if wanted is None and weak:
         wanted = _weak_dtype(array, value, like)
+    elif wanted is None and like is not None and array.__class__ is np.ndarray:
+        taken = _weak_dtype(array, value, like)
+        wanted = taken if taken is not None and _rank(found) <= _rank(taken) else None
     if wanted is None or wanted == found:
         return asarray(array) if like is None or not weak else asarray(array, like=like.array)
     if _rank(found) > _rank(wanted) and not (weak and not array.size):
@@ -305,10 +315,10 @@ def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
 
 
 def _is_weak(value: Any) -> bool:
-    """Return True for scalars and lists of scalars, whose dtype adapts to the other operand."""
+    """Return True for scalars, lists of scalars and ranges: their dtype adapts to the other operand."""
     if isinstance(value, (list, tuple)):
         return all(_is_weak(item) for item in value) if len(value) else True
-    return isinstance(value, (bool, int, float, np.generic))
+    return isinstance(value, (bool, int, float, np.generic, range))
 
 
 def _weak_dtype(array: Array, value: Any, like: Tensor | None) -> np.dtype[Any] | None:
@@ -317,15 +327,22 @@ def _weak_dtype(array: Array, value: Any, like: Tensor | None) -> np.dtype[Any] 
     if like is not None:
         # A bool stays a bool beside numbers, so that the operation raises an error about both dtypes.
         return None if (found.kind == "b") != (like.dtype.kind == "b") else like.dtype
-    leaf = value
-    while isinstance(leaf, (list, tuple)) and leaf:
-        leaf = leaf[0]
-    if isinstance(leaf, np.generic) or found.kind == "b":
+    if isinstance(value, np.generic) or found.kind not in "fiu":
         return None
     if found.kind == "f":
-        return np.dtype(np.float32)
+        of_doubles = array.size and all(isinstance(leaf, np.float64) for leaf in _leaves(value))
+        return found if of_doubles or found == np.float16 else np.dtype(np.float32)
     small = not array.size or (array.min() >= -(2**31) and array.max() < 2**31)
     return np.dtype(np.int32) if small else None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the scalars of a scalar or a nested list."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def _rank(dtype: np.dtype[Any]) -> int:

@@ -526,6 +526,10 @@ class Variable(Operators, metaclass=_VariableMeta):
             finally:
                 self.set_array(array)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = (self._name, self._trainable, self._synchronization, self._aggregation)
+        return _restored, (to_numpy(self.current().array), *options)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         # `type.__call__` ignores the creators of this thread.
         copied: Variable = type.__call__(
@@ -569,6 +573,20 @@ class Variable(Operators, metaclass=_VariableMeta):
             f"<tf.Variable '{self._name}' shape={value.shape} dtype={value.dtype}, "
             f"numpy={value.numpy()!r}>"
         )
+
+
+def _restored(
+    value: Any,
+    name: str,
+    trainable: bool,
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+) -> Variable:
+    """Return a variable that was pickled; `type.__call__` ignores the creators of this thread."""
+    variable: Variable = type.__call__(
+        Variable, value, trainable, name, synchronization=synchronization, aggregation=aggregation
+    )
+    return variable
 
 
 def reads(variables: Sequence[Variable]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -65,6 +66,11 @@ def _host(tensor: Any) -> Array:
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"a tensor of layout {tensor.layout} cannot be sent: call tensor.to_dense()"
+        )
+    if tensor.is_neg() or tensor.is_conj():
+        remedy = "resolve_neg" if tensor.is_neg() else "resolve_conj"
+        raise TypeError(
+            f"a view that PyTorch has not computed cannot be sent: call tensor.{remedy}()"
         )
     same_size = _SAME_SIZE.get(tensor.dtype)
     if same_size is None:
@@ -181,6 +187,8 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         self._messages = Messages(self._comm)
         self._watcher = Watcher()
         self._coalesced: list[Work] | None = None
+        #: Calls after which results are copied, and which may not be done.
+        self._copying: list[comm.Work[Any]] = []
         self._on_devices: dict[str, Any] = {}
         self._shared: set[int] = set()  # addresses of memory that share() made
 
@@ -246,6 +254,9 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group; called by ``destroy_process_group``."""
+        for work in self._copying:
+            with contextlib.suppress(CollectiveError):
+                work.wait()
         self._messages.close()
         try:
             with torch_errors():
@@ -297,11 +308,15 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         """Make a call, then copy between the arrays of ``after``; return the work."""
         options = self._options(opts)
         work = method(*args, **kwargs, **options)
+        if self._copying:
+            # The program need not wait for a call if it waits for a later one.
+            self._copying = [earlier for earlier in self._copying if not earlier.done()]
         if not options["async_op"]:
             _copy(after)
             return Work(result)
         if after:
             work = work.then(functools.partial(_copy, after))
+            self._copying.append(work)
         return self._begun(result, work)
 
     def _begun(self, result: Any, work: comm.Work[Any], **about: Any) -> Work:

@@ -14,7 +14,7 @@ import numpy as np
 from pycollective.comm import Communicator, Work
 from pycollective.errors import CollectiveError, PeerLostError
 
-_NOTICES = 0  # the tag of notices; a message has its own tag plus 1
+_NOTICES = 2**31 - 1  # the tag of notices
 _END = -1
 _POLL_SECONDS = 0.0002
 _FOREVER = 1e9  # seconds
@@ -35,7 +35,7 @@ class Messages:
         self._unclaimed: Counter[tuple[int, int]] = Counter()
         """Notices read minus receives made, by source and tag."""
         self._ahead: Counter[int] = Counter()
-        """The same by source."""
+        """Notices read minus receives that have ended, by source."""
         self._pending: dict[int, Work[Any]] = {}
         """The receive of each source's next notice."""
         self._ended: set[int] = set()
@@ -45,19 +45,22 @@ class Messages:
 
     def send(self, x: Any, dest: int, tag: int) -> Work[None]:
         """Return the work of a send."""
+        _check(tag)
         notice = self._comm.send(np.array([tag]), dest, _NOTICES, async_op=True)
-        sent = self._comm.send(x, dest, tag + 1, async_op=True)
+        sent = self._comm.send(x, dest, tag, async_op=True)
         return Work.joined([notice, sent], lambda: None)
 
     def recv(self, out: Any, source: int, tag: int) -> Work[None]:
         """Return the work of a receive."""
+        _check(tag)
         with self._lock:
-            self._claim(source, tag)
-        work = self._comm.recv(out, source, tag + 1, async_op=True)
-        return work.then(lambda: self._catch_up(source))
+            self._unclaimed[source, tag] -= 1
+        work = self._comm.recv(out, source, tag, async_op=True)
+        return work.then(lambda: self._end(source))
 
     def recv_any(self, out: Any, tag: int, timeout: float) -> Work[int]:
         """Return the work of a receive from any rank; its result is the rank."""
+        _check(tag)
         turn, waiting = object(), self._waiting[tag]
 
         def begin() -> tuple[int, Work[Any]] | None:
@@ -73,8 +76,8 @@ class Messages:
                 if source is None:
                     return None
                 waiting.popleft()
-                work = self._comm.recv(out, source, tag + 1, async_op=True, timeout=timeout)
-                return source, work
+                work = self._comm.recv(out, source, tag, async_op=True, timeout=timeout)
+                return source, work.then(lambda: self._end(source))
 
         def receive() -> int:
             until = time.monotonic() + timeout
@@ -115,10 +118,6 @@ class Messages:
             except CollectiveError:
                 return
 
-    def _claim(self, source: int, tag: int) -> None:
-        self._unclaimed[source, tag] -= 1
-        self._ahead[source] -= 1
-
     def _next_notice(self, source: int) -> Work[Any]:
         work = self._pending.get(source)
         if work is None:
@@ -138,9 +137,10 @@ class Messages:
             self._unclaimed[source, tag] += 1
             self._ahead[source] += 1
 
-    def _catch_up(self, source: int) -> None:
-        """Read a notice after a receive, unless it has been read."""
+    def _end(self, source: int) -> None:
+        """Count a receive that has ended, and read a notice, which came before the message."""
         with self._lock:
+            self._ahead[source] -= 1
             if self._ahead[source] < 0:
                 self._read_notice(source)
 
@@ -155,7 +155,7 @@ class Messages:
                     break
                 self._read_notice(source)
             if self._unclaimed[source, tag] > 0:
-                self._claim(source, tag)
+                self._unclaimed[source, tag] -= 1
                 return source
         if len(self._ended) == len(self._peers):
             raise PeerLostError(
@@ -163,6 +163,11 @@ class Messages:
                 ranks=self._peers,
             )
         return None
+
+
+def _check(tag: int) -> None:
+    if not 0 <= tag < _NOTICES:
+        raise ValueError(f"tag must be a number from 0 to {_NOTICES - 1}, not {tag}")
 
 
 class _Receive:

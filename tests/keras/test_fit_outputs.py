@@ -442,3 +442,25 @@ def test_callbacks_of_predict_get_the_rows_of_all_replicas(strategy):
     outputs = model.predict(X[:10], batch_size=6, verbose=0, callbacks=[Shapes()])
     assert seen == [{"kind": (n, 4), "size": (n, 2)} for n in (6, 4)]
     assert outputs["kind"].shape == (10, 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "expected"),
+    [
+        (["mse", "mae"], [0.0, 10.0], [8.0, 7.0, 1.0]),
+        ("mse", [0.0, 10.0], [50.0, 49.0, 1.0]),
+        (["mse", "mae"], {"z": 0.0, "y": 0.0}, [4.0, 3.0, 1.0]),
+        ({"z": "mae", "y": "mse"}, {"z": 0.0, "y": 0.0}, [4.0, 3.0, 1.0]),
+    ],
+)
+def test_lists_for_outputs_in_a_dict_are_in_the_order_of_the_sorted_keys(loss, targets, expected):
+    """Keras 3.15 has these numbers."""
+    x = keras.Input((1,))
+    model = keras.Model(
+        x, {"z": keras.layers.Rescaling(3.0, name="z")(x), "y": keras.layers.Identity(name="y")(x)}
+    )
+    model.compile("sgd", loss)
+    ones = np.ones((2, 1), np.float32)
+    of = (lambda v: v * ones) if not isinstance(targets, dict) else None
+    y = [of(v) for v in targets] if of else {k: v * ones for k, v in targets.items()}
+    assert model.evaluate(ones, y, verbose=0) == expected

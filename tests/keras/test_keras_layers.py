@@ -241,7 +241,7 @@ def test_incompatible_input_names_layer_and_shapes():
         (lambda: layers.Conv2D(2, 3, strides=0), "strides"),
         (lambda: layers.Conv2D(2, 3, padding="full"), "'full'"),
         (lambda: layers.Conv2D(2, 3, data_format="channels_first"), "channels_first"),
-        (lambda: layers.Dropout(1.0), r"rate.*1\.0"),
+        (lambda: layers.Dropout(1.5), r"rate.*1\.5"),
         (
             lambda: layers.Dense(2, activation="rleu"),
             "unknown activation 'rleu'; known names are .*relu",

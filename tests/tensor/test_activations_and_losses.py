@@ -81,7 +81,7 @@ def test_wrong_shapes_and_arguments_raise():
         (lambda: nn.softmax(tf.zeros([2, 0])), "has no classes"),
         (lambda: nn.softmax([[1, 2]]), "floating-point logits"),
         (lambda: nn.bias_add(logits, [1.0, 2.0]), r"bias of shape \(2,\)"),
-        (lambda: nn.dropout(logits, 1.0), "below 1, got 1.0"),
+        (lambda: nn.dropout(logits, 1.5), "from 0 to 1, got 1.5"),
         (lambda: nn.dropout(logits, 0.5, (2, 2)), r"noise_shape \(2, 2\) does not fit.*\(2, 3\)"),
         (lambda: nn.dropout(logits, 0.5, (2,)), "noise_shape"),
         (lambda: nn.normalize_batch(logits, [1.0, 2.0]), "need 3 numbers, got 2"),
@@ -92,6 +92,10 @@ def test_wrong_shapes_and_arguments_raise():
     ]:
         with pytest.raises((ValueError, TypeError), match=text):
             call()
+
+
+def test_dropout_of_everything_is_zero():
+    assert nn.dropout(np.array([1.0, np.inf, np.nan]), 1.0).numpy().tolist() == [0.0] * 3
 
 
 def test_dropout_keeps_the_mean():

@@ -68,7 +68,10 @@ def test_repr_and_str_are_those_of_tensorflow():
         (np.zeros(2), "float64"),
         (np.int8(1), "int8"),
         (np.zeros(2, ml_dtypes.bfloat16), "bfloat16"),
-        (range(3), "int64"),
+        ([np.float32(1), 2.0], "float32"),
+        ([[np.int64(1)], [2]], "int32"),
+        ([np.float16(1)], "float16"),
+        (range(3), "int32"),
     ],
 )
 def test_constant_has_the_dtype_of_its_values(value, dtype):
@@ -172,8 +175,46 @@ def test_arrays_defer_to_tensors_and_keep_their_dtype():
     result = array - tf.constant([1.0, 1.0])
     assert isinstance(result, tf.Tensor)
     assert result.numpy().tolist() == [0.0, 1.0]
-    with pytest.raises(TypeError, match="different dtypes"):
-        np.ones(2) + tf.constant([1.0, 1.0])
+
+
+@pytest.mark.parametrize("make", [tf.constant, tf.Variable])
+def test_numpy_arrays_take_the_dtype_of_a_tensor_as_in_tensorflow(make):
+    x = make([1.0, 2.0])
+    for given in (np.array([1.0, 2.0]), np.array([1, 2]), np.array([1, 2], np.uint8)):
+        for result in (x - given, given - x, tf.maximum(x, given), tf.stack([x, given])[0] - x):
+            assert isinstance(result, tf.Tensor)
+            assert result.dtype == np.float32
+        assert (x - given).numpy().tolist() == [0.0, 0.0]
+        assert (x == given).numpy().all()
+    assert tf.matmul(tf.constant([[1.0, 2.0]]), np.ones((2, 1))).numpy().tolist() == [[3.0]]
+    assert tf.equal(tf.argmax([[1, 2]], 1), np.array([1], np.int32)).numpy().all()
+    with pytest.raises(TypeError, match="different dtypes, int32 and float64"):
+        make([1, 2]) + np.array([0.5, 1.0])
+    with pytest.raises(ValueError, match="does not fit dtype int32"):
+        make([1, 2]) + np.array([2**40, 1])
+
+
+def test_concat_of_one_tensor_is_the_tensor():
+    for x in (tf.ones([2, 3]), tf.Variable(np.ones((2, 3))), np.ones((2, 3))):
+        assert tf.concat(x, -1).shape == (2, 3)
+
+
+def test_fill_has_the_gradient_of_its_value():
+    v = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(tf.fill([2, 2], v) * 2.0)
+    assert float(y) == 24.0
+    assert float(tape.gradient(y, v)) == 8.0
+    assert tf.fill([2], 7).numpy().tolist() == [7, 7]
+    with pytest.raises(ValueError, match="scalar"):
+        tf.fill([2], [1, 2])
+
+
+def test_hints_and_names_of_dtypes():
+    assert tf.convert_to_tensor(3, dtype_hint=np.float32).dtype == np.float32
+    assert tf.convert_to_tensor(0.5, dtype_hint=np.int32).dtype == np.float32
+    assert tf.cast(1, "float").dtype == np.float32
+    assert tf.where([1.0, 0.0, -2.0]).numpy().tolist() == [[0], [2]]
 
 
 def test_arithmetic_follows_python_operators():

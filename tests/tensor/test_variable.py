@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import threading
 import time
 
@@ -475,3 +476,12 @@ def test_assign_add_and_sub_change_small_and_large_variables_but_no_read_value(d
 def test_large_ones_do_not_share_memory():
     one, other = tf.ones((300, 200)), tf.ones((300, 200))
     assert (one.numpy() == 1).all() and not np.shares_memory(one.array, other.array)
+
+
+def test_variable_is_pickled_with_its_attributes():
+    v = tf.Variable(np.arange(3, dtype=np.float16), trainable=False, name="counts")
+    copied = pickle.loads(pickle.dumps(v))
+    assert (copied.name, copied.trainable, copied.dtype) == (v.name, False, v.dtype)
+    copied.assign_add([1, 1, 1])
+    assert v.numpy().tolist() == [0, 1, 2]
+    assert copied.numpy().tolist() == [1, 2, 3]

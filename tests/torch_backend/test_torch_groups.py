@@ -249,6 +249,64 @@ def test_receives_from_any_rank_get_the_messages_in_the_order_of_the_calls():
     assert checked(work, 2) == [list(range(8))] * 2
 
 
+def test_receive_ends_before_the_message_of_a_later_receive_from_the_same_rank_is_sent():
+    """A receive from any rank has read the notices of the first two messages."""
+
+    def work(group):
+        first, second, third = (torch.zeros(1) for _ in range(3))
+        if group.rank():
+            group.send([torch.ones(1)], 0, 1).wait()
+            group.send([torch.ones(1)], 0, 9).wait()
+            group.recv([third], 0, 3).wait()
+            group.send([torch.ones(1)], 0, 2).wait()
+            return [third.item()]
+        calls = [group.recv([first], 1, 1), group.recv([second], 1, 2)]
+        group.recv_anysource([third], 9).wait()
+        assert not calls[1].is_completed()
+        calls[0].wait()
+        group.send([torch.ones(1)], 1, 3).wait()
+        calls[1].wait()
+        return [first.item(), second.item(), third.item()]
+
+    assert checked(work, 2) == [[1, 1, 1], [1]]
+
+
+def test_tags_are_those_of_the_program():
+    def work(group):
+        other, got = 1 - group.rank(), torch.zeros(1)
+        with pytest.raises(ValueError, match="from 0 to 2147483646, not 2147483647"):
+            group.send([got], other, 2**31 - 1)
+        with pytest.raises(ValueError, match="tag must be a number from 0"):
+            group.recv([got], other, -1)
+        sent = group.send([torch.ones(1)], other, 2**31 - 2)
+        group.recv([got], other, 2**31 - 2).wait()
+        sent.wait()
+        return got.item()
+
+    assert checked(work, 2) == [1, 1]
+
+
+@pytest.mark.parametrize("how", ["later call", "shutdown"])
+def test_calls_that_nobody_waits_for_write_their_tensors(how):
+    """Lists of tensors are written after the call itself."""
+    kept = {}
+
+    def work(group):
+        rank, parts, received = group.rank(), *([torch.zeros(2) for _ in range(2)] for _ in "ab")
+        kept[rank] = parts, received
+        group.allgather([parts], [torch.ones(2)], options("AllreduceOptions", True))
+        group.alltoall(received, [torch.ones(2)] * 2, options("AllToAllOptions", True))
+        if how == "later call":
+            group.allreduce([torch.ones(2)], options("AllreduceOptions", False)).wait()
+            return [part[0].item() for part in (*parts, *received)]
+        return None
+
+    expected = [[1.0] * 4] * 2 if how == "later call" else [None] * 2
+    assert checked(work, 2) == expected
+    for parts, received in kept.values():
+        assert all(part.tolist() == [1, 1] for part in (*parts, *received))
+
+
 def test_all_to_all_of_parts_works_if_only_some_ranks_give_sizes():
     def work(group):
         rank = group.rank()
@@ -585,6 +643,10 @@ def test_tensors_of_other_kinds_raise_errors_with_a_remedy():
     def work(group):
         with pytest.raises(TypeError, match="cast to torch.bfloat16"):
             group.allreduce([torch.ones(2).to(torch.float8_e5m2)])
+        with pytest.raises(TypeError, match="resolve_neg"):
+            group.allreduce([torch.tensor([1 + 2j]).conj().imag])
+        with pytest.raises(TypeError, match="resolve_conj"):
+            group.allreduce([torch.tensor([1 + 2j]).conj()])
         with pytest.raises(TypeError, match="to_dense"):
             group.broadcast([torch.ones(2).to_sparse()], options("BroadcastOptions", True))
 

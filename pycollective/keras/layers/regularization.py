@@ -41,8 +41,8 @@ class Dropout(Seeded):
     ) -> None:
         super().__init__(seed, **options)
         self.rate = number_of("Dropout: rate", rate)
-        if not 0 <= self.rate < 1:
-            raise ValueError(f"Dropout: rate must be at least 0 and below 1, got {rate}")
+        if not 0 <= self.rate <= 1:
+            raise ValueError(f"Dropout: rate must be from 0 to 1, got {rate}")
         if noise_shape is not None:
             noise_shape = tuple(
                 n if n is None else positive("Dropout: noise_shape", n) for n in noise_shape

@@ -39,7 +39,8 @@ def _named(outputs: Any, known: Any, path: tuple[Any, ...]) -> Any:
 def parts_of(what: str, value: Any, names: Any, lists: bool = False) -> list[Any]:
     """Return a list with each output's part of the nest ``value``; the parts of None are None.
 
-    ``names`` is the result of `names_of`. With ``lists``, an output's part may be a list. Raise
+    ``names`` is the result of `names_of`. As in Keras, a list has the parts of a dict of outputs in the
+    order of the sorted keys. With ``lists``, an output's part may be a list. Raise
     ``ValueError``, which names the argument ``what``, if the number or names of the parts do not fit.
     """
     leaves = nest.flatten(names)
@@ -61,13 +62,21 @@ def parts_of(what: str, value: Any, names: Any, lists: bool = False) -> list[Any
             return _parts_of_items(what, map(value.get, keyed), keyed.values(), lists)
         items = _items(names)
         if len(value) == len(items):
+            if isinstance(names, Mapping):
+                found = dict(zip(_by_key(names), value, strict=True))
+                value = [found[key] for key in names]
             return _parts_of_items(what, value, items, lists)
         if len(value) == len(leaves) and not any(map(nest.is_nested, value)):
-            return list(value)
+            ordered = nest.flatten(names, by_key=True)
+            return list(value) if ordered == leaves else [value[ordered.index(n)] for n in leaves]
     got = f"{len(value)} in a {type(value).__name__}" if nest.is_nested(value) else "one"
     count = len(leaves)
     outputs = "one output" if count == 1 else f"{count} outputs ({', '.join(leaves)})"
     raise ValueError(f"the model has {outputs}, but {what} has {got}")
+
+
+def _by_key(names: Mapping[Any, Any]) -> list[Any]:
+    return sorted(names, key=repr)
 
 
 def _items(names: Any) -> list[Any]:

@@ -25,7 +25,7 @@ def differentiable(function: _Function) -> _Function:
 
 
 def operands(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Return two operands as tensors; scalars and lists take the dtype of the other one."""
+    """Return two operands as tensors; arrays, scalars and lists take the dtype of the other one."""
     if x.__class__ is Tensor:
         if y.__class__ in _FAST and x.array.dtype.kind == "f":
             return x, Tensor(asarray(y, x.array.dtype, like=x.array))
@@ -33,6 +33,9 @@ def operands(x: Any, y: Any) -> tuple[Tensor, Tensor]:
     if y.__class__ is Tensor:
         if x.__class__ in _FAST and y.array.dtype.kind == "f":
             return Tensor(asarray(x, y.array.dtype, like=y.array)), y
+        return as_tensor(x, like=y), y
+    if x.__class__ is np.ndarray and hasattr(y, "_read"):
+        y = as_tensor(y)
         return as_tensor(x, like=y), y
     if not _takes_dtype(x) or (_takes_dtype(y) and as_tensor(y).dtype.kind != "f"):
         x = as_tensor(x)

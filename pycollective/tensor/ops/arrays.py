@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import math
 import operator
 from math import prod
@@ -21,7 +22,7 @@ from ...dtypes import as_dtype, float32
 from ...workspace import workspace
 from ..compiled import contiguous, placed, put, reduced
 from ..tape import record
-from ..tensor import Tensor, as_tensor
+from ..tensor import Tensor, as_tensor, is_plain
 from ._define import differentiable, sum_to_shape
 from .reductions import axes_of
 
@@ -98,8 +99,11 @@ def convert_to_tensor(
 ) -> Tensor:
     """Return ``value`` as a tensor; an array is shared, not copied (see `as_tensor`).
 
-    ``dtype_hint`` and ``name`` have no effect.
+    The result has the dtype ``dtype_hint`` if ``value`` can be converted to it. ``name`` has no effect.
     """
+    if dtype is None and dtype_hint is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            return as_tensor(value, dtype_hint)
     return as_tensor(value, dtype)
 
 
@@ -134,8 +138,11 @@ def ones(shape: Any, dtype: Any = float32) -> Tensor:
 
 
 def fill(dims: Any, value: Any) -> Tensor:
-    """Return a tensor of shape ``dims`` whose elements are ``value``."""
-    return constant(value, shape=_sizes_of(dims, "fill"))
+    """Return a tensor of shape ``dims`` whose elements are ``value``, a scalar."""
+    sizes, scalar = _sizes_of(dims, "fill"), as_tensor(value)
+    if scalar.ndim:
+        raise ValueError(f"fill: the value must be a scalar, not of shape {scalar.shape}")
+    return constant(value, shape=sizes) if is_plain(value) else broadcast_to(scalar, sizes)
 
 
 def zeros_like(input: Any, dtype: Any = None) -> Tensor:

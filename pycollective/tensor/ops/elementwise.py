@@ -328,8 +328,8 @@ def round(x: Any) -> Tensor:
 def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
     """Return the elements of ``x`` where ``condition`` is True, else those of ``y``.
 
-    All three broadcast. Without ``x`` and ``y``, return the indices of the true elements as rows of
-    int64.
+    All three broadcast. Without ``x`` and ``y``, return the indices of the true elements, or of
+    numbers other than 0, as rows of int64.
 
     Raises
     ------
@@ -339,6 +339,8 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
         Only one of ``x`` and ``y`` is given.
     """
     chosen = as_tensor(condition).array
+    if x is None and y is None and chosen.dtype.kind != "b":
+        chosen = chosen != 0
     if chosen.dtype.kind != "b":
         raise TypeError(f"where needs a bool condition, got dtype {chosen.dtype}; compare it first")
     if x is None and y is None:

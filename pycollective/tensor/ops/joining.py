@@ -23,8 +23,9 @@ __all__ = ["concat", "gather", "getitem", "split", "stack", "unstack"]
 
 @differentiable
 def concat(values: Any, axis: Any) -> Tensor:
-    """Return the tensors of a list joined along an existing axis."""
-    tensors = _tensors("concat", values)
+    """Return the tensors of a list joined along an existing axis; one tensor is returned as it is."""
+    one = not isinstance(values, (list, tuple)) and hasattr(values, "shape")
+    tensors = _tensors("concat", [values] if one else values)
     (place,) = axes_of(axis, tensors[0].ndim, "concat")
     for tensor in tensors:
         if _without(tensor.shape, place) != _without(tensors[0].shape, place):
