@@ -48,11 +48,11 @@ def test_help_of_each_command_has_an_example(capsys):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", [["--version"], ["simulate", "-n", "4", "-a", "ring"]])
-def test_output_that_cannot_be_written_is_one_line_and_status_2(words):
+def test_output_that_cannot_be_written_is_one_line_and_status_2(words, tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "pycollective", *words],
-            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
     assert done.returncode == 2

@@ -205,7 +205,7 @@ def test_error_is_raised_while_another_replica_does_not_end(never):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process")
-def test_a_process_that_was_stopped_blames_no_replica():
+def test_a_process_that_was_stopped_blames_no_replica(tmp_path):
     program = """
 import time
 import pycollective.distribute as d
@@ -224,7 +224,11 @@ print(strategy.run(replica))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
     ) as process:
         assert process.stdout.readline() == "begun\n"
         time.sleep(0.3)
