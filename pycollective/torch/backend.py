@@ -254,7 +254,8 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group; called by ``destroy_process_group``."""
-        for work in self._copying:
+        copying, self._copying = self._copying, []
+        for work in copying:
             with contextlib.suppress(CollectiveError):
                 work.wait()
         self._messages.close()
