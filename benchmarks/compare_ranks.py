@@ -270,8 +270,8 @@ class Bare(Pycollective):
             rounds = 1 if self.crowded else HANDSHAKES
             return lambda: self.handshake(lines, rounds)
         call = call.removesuffix("_async")
-        memory = self.shared_memory((self.size + 1) * min(size, RING)).reshape(self.size + 1, -1)
-        memory[self.rank] = memory[self.size] = TINY
+        memory = self.shared_memory(self.size * min(size, RING)).reshape(self.size, -1)
+        memory[self.rank] = TINY
         copies = self.copies(call, x, out, [Ring(row) for row in memory])
         rounds = 2 if call == "all_reduce" else 1
         return lambda: (copies(), self.handshake(lines, rounds))
@@ -296,8 +296,8 @@ class Bare(Pycollective):
         return mapped
 
     def copies(self, call: str, x: Any, out: Any, rings: list[Ring]) -> Callable[[], Any]:
-        """Return a function that makes this rank's copies. The last ring has sums."""
-        rank, mine, total, root = self.rank, rings[self.rank], rings[self.size], self.rank == 0
+        """Return a function that makes this rank's copies."""
+        rank, mine, root = self.rank, rings[self.rank], self.rank == 0
         peers = [r for r in range(self.size) if r != rank]
         n = x.size
         part = n if call in ("gather", "all_gather") else n // self.size
@@ -353,8 +353,9 @@ class Bare(Pycollective):
                 without_own(mine, x)
                 for peer in peers:
                     add(plus, of(rank, x), rings[peer], 0, part)
-                add(copy, total, of(rank, x), 0, part)
-                without_own(x, total)
+                add(copy, mine, of(rank, x), 0, part)
+                for peer in peers:
+                    add(copy, of(peer, x), rings[peer], 0, part)
 
         def run() -> None:
             with np.errstate(over="ignore"):  # a peer may be calls ahead: sums may overflow
