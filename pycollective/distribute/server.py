@@ -240,6 +240,8 @@ class Server:
                     self._find_servers_again()
                 succeeded = _answer(link, answer, message, arrays)
             except LinkLostError as error:
+                if link.has_told_to_end():  # while the function ran
+                    raise SystemExit(0) from None
                 link.close()
                 link = self.chief = self._next_chief(link, _RETURN_SECONDS)
                 succeeded = False
@@ -334,7 +336,9 @@ class Server:
                         self._end.put(f"{self._title}: no variables were restored, see the chief")
                         return
         except LinkLostError as error:
-            if is_chief and self._next_chief(link, _RETURN_SECONDS) is None:
+            if is_chief and link.has_told_to_end():
+                self._end.put("")
+            elif is_chief and self._next_chief(link, _RETURN_SECONDS) is None:
                 self._end.put(f"{self._title}: the chief is lost: {error}")
         finally:
             self._store.leave(link)

@@ -101,6 +101,13 @@ class Link:
             if hasattr(socket, name):  # a host that has vanished is detected in 25 seconds
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
+    def has_told_to_end(self) -> bool:
+        """Return True if the last message before the end of the connection is the request "end"."""
+        try:
+            return self.receive()[0].get("request") == "end"
+        except LinkLostError:
+            return False
+
     def _set_timeout(self) -> None:
         """Let a call of the socket fail after `SECONDS`."""
         sock = self._channel.socket
@@ -148,11 +155,19 @@ class Link:
             self._unsent.extend(itertools.chain(map(self._encoded, (message,)), parts))
             self._send_queue()
         except OSError as error:
+            self._keep_received()
             self.close()
             raise self._lost(error) from None
         except KeyboardInterrupt:
             self._unsent = [b"".join(self._unsent)]  # the caller may change its arrays
             raise
+
+    def _keep_received(self) -> None:
+        """Read the bytes that the other side sent before its end, for one more call of `receive`."""
+        with contextlib.suppress(OSError):
+            self._channel.socket.setblocking(False)
+            while found := self._channel.socket.recv(_JOINED_BYTES):
+                self._data += found
 
     def _send_queue(self) -> None:
         """Send the queued parts, also those of a message that an interrupt has stopped."""

@@ -8,11 +8,12 @@ no module, and calls no code of a class that the message names.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -80,6 +81,8 @@ def encode(value: Any, special: Special) -> tuple[list[Any], list[Any]]:
             add("text", np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8))
         elif type(value) is bytes:
             add("bytes", np.frombuffer(value, np.uint8))
+        elif type(value) is int:
+            tokens.append(["int", hex(value)])
         elif type(value) is float:
             tokens.append(["float", value.hex()])
         elif type(value) is complex:
@@ -137,6 +140,8 @@ def decode(tokens: Any, arrays: list[Any], special: Callable[[list[Any]], Any]) 
             if last is not None and type(last) not in (bool, int, str):
                 raise HandshakeError("a token of a wrong value")
             return last
+        if kind == "int":
+            return int(last, 16)
         if kind == "float":
             return float.fromhex(last)
         if kind in ("dict", "OrderedDict"):
@@ -233,12 +238,14 @@ def _name_of(cls: type) -> list[str] | None:
 def error_message(error: BaseException) -> dict[str, Any]:
     """Return an error as a message: the name of its class, and its text.
 
-    For a class of the program, the message has the module and the name of the class, and the arguments
-    and attributes. All of them must be plain: without some of them, methods of the class could fail.
+    For a class of Python or of the program, the message has the module and the name of the class, and
+    the arguments and attributes. All of them must be plain: without some of them, methods of the class
+    could fail.
     """
     text = _encodable(str(error)[:_LONGEST_ERROR])
     message: dict[str, Any] = {"error": type(error).__name__, "text": text}
-    name, args = _name_of(type(error)), list(error.args)
+    # The args of an OSError lack the file's name.
+    name, args = _name_of(type(error)), [*_python_base(type(error)).__reduce__(error)[1]]
     attributes = {k: v for k, v in vars(error).items() if not k.startswith("__")}
     if name is not None and _error_class(name) is not None and _are_plain(args, attributes):
         message |= {"class": name, "args": args, "attributes": attributes}
@@ -255,32 +262,40 @@ def error_of(message: dict[str, Any], where: str) -> Exception:
     try:
         cls: Any = _error_class(message.get("class"))
         if cls is not None:
-            return _program_error(cls, message, text, where)
-        cls = getattr(errors, name, None) or getattr(builtins, name, None)
-        if isinstance(cls, type) and issubclass(cls, Exception):
-            return cls(f"{text} (on {where})")
+            return _error_with_arguments(cls, message, text, where)
     except TypeError:
         pass
+    cls = getattr(errors, name, None) or getattr(builtins, name, None)
+    # A UnicodeDecodeError takes no text, but its base UnicodeError does.
+    for base in getattr(cls, "__mro__", ()):
+        with contextlib.suppress(TypeError):
+            if issubclass(base, Exception) and base is not Exception:
+                return cast(Exception, base(f"{text} (on {where})"))
     return RuntimeError(f"{name}: {text} (on {where})")
 
 
 def _error_class(name: Any) -> type[Exception] | None:
-    """Return the class of an error that is neither one of Python nor of this package."""
+    """Return the class of an error that is not one of this package."""
     cls = _class_of(name)
     if cls is None or not issubclass(cls, Exception):
         return None
-    return None if name[0].partition(".")[0] in ("builtins", "pycollective") else cls
+    return None if name[0].partition(".")[0] == "pycollective" else cls
 
 
-def _program_error(cls: Any, message: dict[str, Any], text: str, where: str) -> Exception:
-    """Return an error of a class of the program, made by the class of Python that it extends."""
+def _python_base(cls: Any) -> Any:
+    """Return the class of Python that the class of an error is or extends."""
+    return next(c for c in cls.__mro__ if vars(builtins).get(c.__name__) is c)
+
+
+def _error_with_arguments(cls: Any, message: dict[str, Any], text: str, where: str) -> Exception:
+    """Return an error with the arguments in a message, made by the class of Python that it extends."""
     args: Any = message.get("args")
     attributes: Any = message.get("attributes")
     if not _are_plain(args, attributes):
         raise TypeError("the error has no plain arguments and attributes")
     if args == [text]:
         args = [f"{text} (on {where})"]
-    base: Any = next(c for c in cls.__mro__ if vars(builtins).get(c.__name__) is c)
+    base = _python_base(cls)
     error: Exception = base.__new__(cls, *args)
     base.__init__(error, *args)
     error.__dict__.update(attributes)

@@ -51,6 +51,30 @@ report(values=[int(v.fetch()) for v in values], count=int(count))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_worker_ends_well_if_the_chief_ends_while_a_function_runs(tmp_path, size):
+    path, begun = tmp_path / "script.py", tmp_path / "begun"
+    path.write_text(
+        BEGIN
+        + f"""
+@tf.function
+def slow():
+    open({str(begun)!r}, "w").close()
+    time.sleep(0.5)  # the chief ends meanwhile
+    return np.ones({size})
+
+coordinator.schedule(slow)
+while not os.path.exists({str(begun)!r}):
+    time.sleep(0.01)
+"""
+    )
+    with started(path) as tasks:
+        for task in tasks:
+            _, errors = task.communicate(timeout=hangs.SECONDS)
+            assert task.returncode == 0, errors
+
+
+@pytest.mark.slow
 def test_lost_server_raises_unavailable_error_from_every_call(tmp_path):
     pids = tmp_path / "pids"
     script = f"""

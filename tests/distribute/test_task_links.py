@@ -246,6 +246,30 @@ def test_error_with_an_argument_or_attribute_that_is_not_plain_is_a_runtime_erro
     assert str(sent(error)) == "Diverged: the loss is 1.5 in step 3 (on a worker)"
 
 
+def test_error_of_python_keeps_its_class_and_arguments():
+    error = sent(FileNotFoundError(errno.ENOENT, "no file", "data.bin"))
+    assert type(error) is FileNotFoundError
+    assert (error.errno, error.strerror, error.filename) == (errno.ENOENT, "no file", "data.bin")
+    error = sent(KeyError("layer"))
+    assert type(error) is KeyError and error.args == ("layer",)
+    with pytest.raises(UnicodeDecodeError) as found:
+        b"\xff".decode()
+    error = sent(found.value)  # its arguments are not plain
+    assert type(error) is UnicodeError and str(error).endswith("invalid start byte (on a worker)")
+
+
+def test_link_that_fails_in_send_still_has_what_the_other_side_sent_before_its_end():
+    for request in ("end", "ready"):
+        one, other = socket.socketpair()
+        link, chief = Link(Channel(one), "the chief"), Link(Channel(other), "a worker")
+        chief.send({"request": request})
+        chief.close()
+        with pytest.raises(LinkLostError):
+            link.send({"tokens": []})
+        assert link.has_told_to_end() is (request == "end")
+        assert not link.has_told_to_end()
+
+
 def test_error_of_an_unknown_class_or_with_malformed_arguments_is_a_runtime_error():
     class Local(Exception):
         pass
@@ -253,7 +277,7 @@ def test_error_of_an_unknown_class_or_with_malformed_arguments_is_a_runtime_erro
     assert str(sent(Local("text"))) == "Local: text (on a worker)"
     assert type(sent(ValueError("text"))) is ValueError
     assert type(sent(UnavailableError("text"))) is UnavailableError
-    for name in (["builtins", "SystemExit"], [__name__, "Pair"], ["builtins", "ValueError"],
+    for name in (["builtins", "SystemExit"], [__name__, "Pair"], ["builtins", "print"],
                  ["pycollective.distribute.task_links", "LinkLostError"], [__name__], 7):  # fmt: skip
         error = error_of({"error": "Wrong", "text": "text", "class": name, "args": []}, "a worker")
         assert type(error) is RuntimeError and str(error) == "Wrong: text (on a worker)"
@@ -405,3 +429,9 @@ def test_several_threads_ask_for_lost_servers_at_the_same_time():
     assert not errors and servers.lost() == [1]
     for end in (*ends[0], *ends[1]):
         end.close()
+
+
+def test_whole_numbers_of_any_size_are_sent():
+    for number in (0, -1, 1 << 63, -(1 << 200)):
+        tokens, arrays = encode([number], lambda value: None)
+        assert decode(json.loads(json.dumps(tokens)), arrays, None) == [number]
