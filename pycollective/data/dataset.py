@@ -161,7 +161,9 @@ class Dataset:
             merged = merged.merge(dataset.options())
         return merged
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+    def reduce(
+        self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None
+    ) -> Any:
         """Fold the elements: replace the state by ``reduce_func(state, element)`` for each one.
 
         Raises
@@ -239,7 +241,7 @@ class Dataset:
     # Sources ------------------------------------------------------------------------------------
 
     @staticmethod
-    def from_tensor_slices(tensors: Any) -> Dataset:
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
         """Return a dataset whose elements are the rows of arrays, along their first axis.
 
         Arrays in C order are shared, not copied: do not write to them while the dataset is in use.
@@ -247,7 +249,7 @@ class Dataset:
         return _made("TensorSlices", tensors)
 
     @staticmethod
-    def from_tensors(tensors: Any) -> Dataset:
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
         """Return a dataset of one element."""
         return _made("SingleElement", tensors)
 
@@ -258,6 +260,7 @@ class Dataset:
         output_shapes: Any = None,
         args: tuple[Any, ...] | None = None,
         output_signature: Any = None,
+        name: str | None = None,
     ) -> Dataset:
         """Return a dataset of the elements that ``generator(*args)`` yields; each pass calls it again.
 
@@ -276,7 +279,10 @@ class Dataset:
 
     @staticmethod
     def list_files(
-        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None
+        file_pattern: Any,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Return a dataset of the names of the files that match patterns.
 
@@ -299,7 +305,7 @@ class Dataset:
         return names if shuffle is not None and not shuffle else names.shuffle(len(names), seed)
 
     @staticmethod
-    def zip(*args: Any, datasets: Any = None) -> Dataset:
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
         """Return a dataset of tuples of elements; it ends with the shortest of the datasets.
 
         The arguments are datasets, or one tuple or dict of datasets. The elements then have its
@@ -318,6 +324,7 @@ class Dataset:
         buffer_size: int,
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Return the elements in a random order.
 
@@ -334,6 +341,7 @@ class Dataset:
         drop_remainder: bool = False,
         num_parallel_calls: Any = None,
         deterministic: bool | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Join ``batch_size`` elements at a time along a new first axis.
 
@@ -348,6 +356,7 @@ class Dataset:
         padded_shapes: Any = None,
         padding_values: Any = None,
         drop_remainder: bool = False,
+        name: str | None = None,
     ) -> Dataset:
         """Join elements of different shapes, padded to the longest of each batch.
 
@@ -373,7 +382,9 @@ class Dataset:
         """
         return _made("PaddedBatch", self, batch_size, padded_shapes, padding_values, drop_remainder)
 
-    def rebatch(self, batch_size: Any, drop_remainder: bool = False) -> Dataset:
+    def rebatch(
+        self, batch_size: Any, drop_remainder: bool = False, name: str | None = None
+    ) -> Dataset:
         """Cut the rows of batches into batches of another number of rows.
 
         ``batch_size`` may be a list of numbers, which are used in turn. A 0 in the list gives an
@@ -381,11 +392,11 @@ class Dataset:
         """
         return _made("Rebatch", self, batch_size, drop_remainder)
 
-    def repeat(self, count: int | None = None) -> Dataset:
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """Repeat the dataset ``count`` times; None or -1: for ever."""
         return _made("Repeat", self, count)
 
-    def prefetch(self, buffer_size: int) -> Dataset:
+    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
         """Make up to ``buffer_size`` elements ahead in a thread (-1: two)."""
         return _made("Prefetch", self, buffer_size)
 
@@ -394,6 +405,7 @@ class Dataset:
         map_func: Callable[..., Any],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Apply a function to every element; tuples become its arguments.
 
@@ -408,7 +420,7 @@ class Dataset:
         """
         return _made("Map", self, map_func, num_parallel_calls)
 
-    def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
+    def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """Return the elements of the datasets that a function makes from each element."""
         return _made("Interleave", self, map_func, 1, 1, None)
 
@@ -419,6 +431,7 @@ class Dataset:
         block_length: int = 1,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Make a dataset from each element, and take elements of several of these in turn.
 
@@ -437,15 +450,15 @@ class Dataset:
         """
         return _made("Interleave", self, map_func, cycle_length, block_length, num_parallel_calls)
 
-    def with_options(self, options: Options) -> Dataset:
+    def with_options(self, options: Options, name: str | None = None) -> Dataset:
         """Return the same elements with these options merged over the present ones."""
         return _made("WithOptions", self, options)
 
-    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Keep the elements for which ``predicate`` returns True."""
         return _made("Filter", self, predicate)
 
-    def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
+    def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> Dataset:
         """Keep the elements after the first pass.
 
         Parameters
@@ -461,31 +474,36 @@ class Dataset:
         """
         return _made("FileCache", self, filename) if filename else _made("Cache", self)
 
-    def take(self, count: int) -> Dataset:
+    def take(self, count: int, name: str | None = None) -> Dataset:
         """Return the first ``count`` elements; -1: all."""
         return _made("Take", self, count)
 
-    def skip(self, count: int) -> Dataset:
+    def skip(self, count: int, name: str | None = None) -> Dataset:
         """Return all elements after the first ``count``; -1: none."""
         return _made("Skip", self, count)
 
-    def shard(self, num_shards: int, index: int) -> Dataset:
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Return every ``num_shards``-th element, beginning with number ``index``.
 
         A strategy with `AutoShardPolicy.HINT` replaces the values of ``shard(SHARD_HINT, SHARD_HINT)``.
         """
         return _made("Shard", self, num_shards, index)
 
-    def concatenate(self, dataset: Dataset) -> Dataset:
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """Return this dataset's elements, followed by another dataset's."""
         return _made("Concatenate", self, dataset)
 
-    def enumerate(self, start: int = 0) -> Dataset:
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Return pairs of a number and an element."""
         return _made("Enumerate", self, start)
 
     def window(
-        self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
     ) -> Dataset:
         """Return datasets of ``size`` elements each, one for each component of the elements.
 
@@ -502,6 +520,6 @@ class Dataset:
         """
         return _made("Window", self, size, shift, stride, drop_remainder)
 
-    def unbatch(self) -> Dataset:
+    def unbatch(self, name: str | None = None) -> Dataset:
         """Return the rows of all elements."""
         return _made("Unbatch", self)

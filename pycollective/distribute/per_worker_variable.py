@@ -58,7 +58,13 @@ class PerWorkerVariable(Variable):
     def _read(self) -> Tensor:
         return self.local()._read()
 
-    def assign(self, value: Any, read_value: bool = True) -> Variable:
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Set this worker's value; outside of scheduled functions that of every worker."""
         every = self._of_workers if current_worker.get() is None else (self.local(),)
         for variable in every:

@@ -213,7 +213,13 @@ class ServerVariable(Variable):
             self._assigned, self._period = True, servers.period
         servers.touch(self)
 
-    def assign(self, value: Any, read_value: bool = True) -> Variable:
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Set the value without reading the current one; see `Variable.assign`."""
         servers = self._servers
         if servers is None or self._in_place:
@@ -224,14 +230,26 @@ class ServerVariable(Variable):
             self._tensor = _value(array.copy())
         return self
 
-    def assign_add(self, value: Any, read_value: bool = True) -> Variable:
+    def assign_add(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Add ``value`` on the server; see `Variable.assign_add`."""
         if self._servers is None or self._in_place:
             return super().assign_add(value)
         self._record("add", [self.checked(value, "assign_add").copy()])
         return self
 
-    def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
+    def assign_sub(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Subtract ``value`` on the server; see `Variable.assign_sub`."""
         if self._servers is None or self._in_place:
             return super().assign_sub(value)

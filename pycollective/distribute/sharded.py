@@ -161,13 +161,31 @@ class ShardedVariable(Variable):
 
     # Writing ---------------------------------------------------------------------------------
 
-    def assign(self, value: Any, read_value: bool = True) -> Variable:
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         return self._write("assign", value)
 
-    def assign_add(self, value: Any, read_value: bool = True) -> Variable:
+    def assign_add(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         return self._write("assign_add", value)
 
-    def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
+    def assign_sub(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         return self._write("assign_sub", value)
 
     def _write(self, method: str, value: Any) -> Variable:

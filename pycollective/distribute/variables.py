@@ -154,7 +154,13 @@ class DistributedVariable(Variable, DistributedValues):
                 for component in self._values:
                     component.update_inplace(update)
 
-    def assign(self, value: Any, read_value: bool = True) -> Variable:
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Set the value; the subclass defines the effect on the components.
 
         Raises
@@ -164,11 +170,23 @@ class DistributedVariable(Variable, DistributedValues):
         """
         return self._write("assign", value)
 
-    def assign_add(self, value: Any, read_value: bool = True) -> Variable:
+    def assign_add(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Add to the value; see `assign`."""
         return self._write("assign_add", value)
 
-    def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
+    def assign_sub(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Subtract from the value; see `assign`."""
         return self._write("assign_sub", value)
 

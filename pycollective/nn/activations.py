@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, array_module, native
-from ..tensor import compiled, random
+from ..tensor import compiled, ops, random
 from ..tensor.ops import sigmoid, tanh
 from ..tensor.ops._define import (
     binary,
@@ -211,13 +211,13 @@ def _elu(name: str, features: Any, alpha: float, scale: float) -> Tensor:
 
 
 @differentiable
-def elu(features: Any, alpha: float = 1.0) -> Tensor:
+def elu(features: Any, alpha: float = 1.0, name: str | None = None) -> Tensor:
     """Return ``x`` if it is positive, else ``alpha * (exp(x) - 1)``, for each element."""
     return _elu("elu", features, alpha, 1.0)
 
 
 @differentiable
-def selu(features: Any) -> Tensor:
+def selu(features: Any, name: str | None = None) -> Tensor:
     """Return `elu` scaled to keep mean 0 and variance 1 (Klambauer et al., 2017)."""
     return _elu("selu", features, 1.6732632423543772, 1.0507009873554805)
 
@@ -228,7 +228,7 @@ def _slope(x: Array, alpha: float) -> Array:
 
 
 @differentiable
-def leaky_relu(features: Any, alpha: float = 0.2) -> Tensor:
+def leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Tensor:
     """Return ``x`` if it is positive, else ``alpha * x``, for each element."""
     return _with_alpha(
         "leaky_relu",
@@ -277,7 +277,7 @@ _gelu = unary(
 
 
 @differentiable
-def gelu(features: Any, approximate: bool = False) -> Tensor:
+def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Tensor:
     """Return ``x`` times the probability that a standard normal number is below ``x``.
 
     The function is that of Hendrycks and Gimpel (2016). With ``approximate``, use the approximation
@@ -334,22 +334,30 @@ def _softmax(name: str, logits: Any, axis: int, logarithm: bool) -> Tensor:
 
 
 @differentiable
-def softmax(logits: Any, axis: int = -1) -> Tensor:
+def softmax(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
     """Return ``exp(logits)`` divided by their sum along ``axis``."""
     return _softmax("softmax", logits, axis, False)
 
 
 @differentiable
-def log_softmax(logits: Any, axis: int = -1) -> Tensor:
+def log_softmax(logits: Any, axis: int = -1, name: str | None = None) -> Tensor:
     """Return the logarithm of `softmax`, accurate also if the softmax underflows."""
     return _softmax("log_softmax", logits, axis, True)
 
 
 @differentiable
-def bias_add(value: Any, bias: Any) -> Tensor:
-    """Return ``value + bias``; ``bias`` has one number for each index of the last axis."""
+def bias_add(
+    value: Any, bias: Any, data_format: str | None = None, name: str | None = None
+) -> Tensor:
+    """Return ``value + bias``; ``bias`` has one number for each index of the last axis.
+
+    With a ``data_format`` such as "NCHW" it is the second axis.
+    """
     x, b = operands(value, bias)
     check_dtypes("bias_add", x, b)
+    if data_format is not None and data_format.startswith("NC") and x.ndim > 2:
+        moved = bias_add(ops.transpose(x, (0, *range(2, x.ndim), 1)), b)
+        return ops.transpose(moved, (0, x.ndim - 1, *range(1, x.ndim - 1)))
     if b.ndim != 1 or not x.ndim or x.shape[-1] != b.shape[0]:
         raise ValueError(
             f"bias_add: bias of shape {b.shape} does not fit the last axis of shape {x.shape}"
@@ -366,7 +374,9 @@ def bias_add(value: Any, bias: Any) -> Tensor:
 
 
 @differentiable
-def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = None) -> Tensor:
+def dropout(
+    x: Any, rate: float, noise_shape: Any = None, seed: int | None = None, name: str | None = None
+) -> Tensor:
     """Set randomly chosen elements of ``x`` to 0 and divide the others by ``1 - rate``.
 
     The division keeps the expected value of each element.

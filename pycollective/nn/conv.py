@@ -30,7 +30,17 @@ from .blocks import Blocks, Gradients
 from .halves import in_float32
 from .pooling import max_pool2d
 from .sums import column_sums
-from .window import Pair, Window, add_windows, is_same, make_window, padded, pair, windows
+from .window import (
+    Pair,
+    Window,
+    add_windows,
+    check_format,
+    is_same,
+    make_window,
+    padded,
+    pair,
+    windows,
+)
 
 # Numbers of channels for which there is a kernel without patches.
 _DIRECT_CHANNELS = (1, 3)
@@ -343,30 +353,37 @@ def _tensors(
 
 @in_float32
 def conv2d(
-    x: Any,
-    w: Any,
-    bias: Any = None,
+    input: Any,
+    filters: Any,
     strides: Pair = 1,
     padding: str = "VALID",
-    dilations: Pair = 1,
+    data_format: str | None = "NHWC",
+    dilations: Pair | None = None,
+    name: str | None = None,
+    *,
+    bias: Any = None,
     activation: str | None = None,
 ) -> Tensor:
     """Convolve images with filters, as ``tf.nn.conv2d`` does (a cross-correlation).
 
     Parameters
     ----------
-    x
+    input
         Images ``[n, height, width, channels]``; ``n`` may be 0.
-    w
+    filters
         Filters ``[kernel_h, kernel_w, channels, filters]`` of the same dtype.
-    bias
-        ``[filters]``, added to each pixel.
     strides, dilations
         Steps of the window and between its taps: an int, ``(height, width)`` or
-        ``(1, height, width, 1)``.
+        ``(1, height, width, 1)``; by default 1.
     padding : str
         ``"VALID"``: the window stays inside the image. ``"SAME"``: zeros around the image, so that
         the result has ``ceil(size / stride)`` rows and columns.
+    data_format : {"NHWC"}
+        The order of the images' axes.
+    name : str, optional
+        Ignored.
+    bias
+        ``[filters]``, added to each pixel.
     activation : str, optional
         ``"relu"`` replaces negative results by 0 in the same pass.
 
@@ -385,8 +402,9 @@ def conv2d(
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")
     relu = activation == "relu"
-    inputs, (xa, wa, ba) = _tensors(x, w, bias)
-    window = _conv_window(xa, wa, ba, strides, padding, dilations)
+    check_format("conv2d", data_format)
+    inputs, (xa, wa, ba) = _tensors(input, filters, bias)
+    window = _conv_window(xa, wa, ba, strides, padding, 1 if dilations is None else dilations)
     y = conv2d_forward(xa, wa, ba, window, relu)
     kept = y if relu else None
 
@@ -434,7 +452,15 @@ def conv2d_relu_max_pool(
     fits = size[0] <= window.out_h and size[1] <= window.out_w and size[0] * size[1] < 255
     arrays = native(xa, wa, ba) if fits else None
     if arrays is None:
-        result = conv2d(inputs[0], inputs[1], bias, strides, padding, dilations, "relu")
+        result = conv2d(
+            inputs[0],
+            inputs[1],
+            strides,
+            padding,
+            dilations=dilations,
+            bias=bias,
+            activation="relu",
+        )
         return max_pool2d(result, size)
     plan = _pooled(window, wa.shape[3], size)
     y, codes = _pooled_forward(*arrays, plan)

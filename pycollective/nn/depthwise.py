@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..workspace import workspace
 from .conv import conv2d
 from .halves import in_float32
 from .sums import column_sums
-from .window import Pair, Window, checked_window, padded, padded_zeros, taps, unpadded
+from .window import Pair, Window, check_format, checked_window, padded, padded_zeros, taps, unpadded
 
 
 def _forward(x: Array, w: Array, b: Array | None, window: Window) -> Array:
@@ -63,7 +64,10 @@ def depthwise_conv2d(
     filter: Any,
     strides: Pair = 1,
     padding: str = "VALID",
-    dilations: Pair = 1,
+    data_format: str | None = "NHWC",
+    dilations: Pair | None = None,
+    name: str | None = None,
+    *,
     bias: Any = None,
 ) -> Tensor:
     """Convolve each channel of images with its own filters, as ``tf.nn.depthwise_conv2d`` does.
@@ -76,9 +80,9 @@ def depthwise_conv2d(
         ``[kernel_h, kernel_w, channels, multiplier]`` of the same dtype.
     strides, dilations
         Steps of the window and between its taps: an int, ``(height, width)`` or
-        ``(1, height, width, 1)``.
-    padding : str
-        ``"VALID"`` or ``"SAME"``, as in `conv2d`.
+        ``(1, height, width, 1)``; by default 1.
+    padding, data_format, name
+        As in `conv2d`.
     bias
         ``[channels * multiplier]``, added to each pixel.
 
@@ -92,6 +96,7 @@ def depthwise_conv2d(
     TypeError, ValueError
         As in `conv2d`.
     """
+    check_format("depthwise_conv2d", data_format)
     images, filters = as_tensor(input), as_tensor(filter)
     shifts = () if bias is None else (as_tensor(bias),)
     x, w = images.array, filters.array
@@ -101,7 +106,9 @@ def depthwise_conv2d(
             "depthwise_conv2d needs filters [kernel_h, kernel_w, channels, multiplier], got shape "
             f"{w.shape}"
         )
-    window = checked_window("depthwise_conv2d", x, w.shape[:2], strides, padding, dilations)
+    window = checked_window(
+        "depthwise_conv2d", x, w.shape[:2], strides, padding, 1 if dilations is None else dilations
+    )
     if x.shape[3] != w.shape[2]:
         raise ValueError(
             f"images of shape {x.shape} have {x.shape[3]} channels, filters of shape {w.shape} "
@@ -207,19 +214,20 @@ def grouped_conv2d(
         raise ValueError(
             f"{groups} groups must divide both the {channels} channels and the {count} filters"
         )
+    convolve = functools.partial(
+        conv2d, strides=strides, padding=padding, dilations=dilations, activation=activation
+    )
     if groups == 1:
-        return conv2d(images, filters, bias, strides, padding, dilations, activation)
+        return convolve(images, filters, bias=bias)
     merged = _merged_groups(groups, max(channels, count) // groups)
     filters = _block_diagonal(filters, groups, merged)
     groups //= merged
     if groups == 1:
-        return conv2d(images, filters, bias, strides, padding, dilations, activation)
+        return convolve(images, filters, bias=bias)
     parts = zip(
         ops.split(images, groups, axis=-1),
         ops.split(filters, groups, axis=-1),
         [None] * groups if bias is None else ops.split(bias, groups),
         strict=True,
     )
-    return ops.concat(
-        [conv2d(*part, strides, padding, dilations, activation) for part in parts], axis=-1
-    )
+    return ops.concat([convolve(x, w, bias=b) for x, w, b in parts], axis=-1)

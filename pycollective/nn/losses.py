@@ -27,7 +27,9 @@ __all__ = [
 
 
 @differentiable
-def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor:
+def sparse_softmax_cross_entropy_with_logits(
+    labels: Any, logits: Any, name: str | None = None
+) -> Tensor:
     """Return the cross-entropy of class numbers and logits.
 
     Parameters
@@ -131,7 +133,9 @@ def losses_of_rows(kernel: str, true: Tensor, predicted: Tensor, number: float) 
 
 
 @differentiable
-def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) -> Tensor:
+def softmax_cross_entropy_with_logits(
+    labels: Any, logits: Any, axis: int = -1, name: str | None = None
+) -> Tensor:
     """Return the cross-entropy of distributions over classes and logits.
 
     Parameters
@@ -179,7 +183,7 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) 
 
 
 @differentiable
-def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor:
+def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Tensor:
     """Return the cross-entropy of probabilities and the logits of binary decisions, by element.
 
     ``labels`` and ``logits`` have one shape and one floating-point dtype, which are the result's too.
@@ -212,7 +216,7 @@ def _same_shape(name: str, labels: Tensor, logits: Tensor) -> None:
 
 
 @differentiable
-def l2_loss(t: Any) -> Tensor:
+def l2_loss(t: Any, name: str | None = None) -> Tensor:
     """Return half the sum of the squares of a tensor."""
     return sum_of_squares(t, 0.5)
 

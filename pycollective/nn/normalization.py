@@ -28,7 +28,9 @@ __all__ = [
 
 
 @differentiable
-def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+def moments(
+    x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+) -> tuple[Tensor, Tensor]:
     """Return mean and variance over ``axes``, as ``tf.nn.moments`` does.
 
     Parameters
@@ -94,7 +96,13 @@ def _moments_of_channels(x: Tensor, axes: Any, keepdims: bool) -> tuple[Tensor, 
 
 @differentiable
 def batch_normalization(
-    x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: float
+    x: Any,
+    mean: Any,
+    variance: Any,
+    offset: Any,
+    scale: Any,
+    variance_epsilon: float,
+    name: str | None = None,
 ) -> Tensor:
     """Return ``scale * (x - mean) / sqrt(variance + variance_epsilon) + offset``.
 

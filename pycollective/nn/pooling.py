@@ -18,6 +18,7 @@ from .window import (
     Pair,
     Window,
     add_windows,
+    check_format,
     checked_window,
     padded,
     padded_zeros,
@@ -110,7 +111,12 @@ def max_pool_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Wi
 
 
 def max_pool2d(
-    x: Any, pool_size: Pair = 2, strides: Pair | None = None, padding: str = "VALID"
+    input: Any,
+    ksize: Pair = 2,
+    strides: Pair | None = None,
+    padding: str = "VALID",
+    data_format: str | None = "NHWC",
+    name: str | None = None,
 ) -> Tensor:
     """Return the maximum of each window, as ``tf.nn.max_pool2d`` does.
 
@@ -118,15 +124,17 @@ def max_pool2d(
 
     Parameters
     ----------
-    x
+    input
         Images ``[n, height, width, channels]``; ``n`` may be 0.
-    pool_size
+    ksize
         Height and width of the window: an int, ``(height, width)`` or ``(1, height, width, 1)``.
     strides
-        Steps of the window, in the same forms; by default ``pool_size``.
+        Steps of the window, in the same forms; by default ``ksize``.
     padding : str
         ``"VALID"``: windows stay inside the image. ``"SAME"``: ``ceil(size / stride)`` rows and
         columns; pixels outside the image do not count.
+    data_format, name
+        As in `conv2d`.
 
     Returns
     -------
@@ -138,9 +146,10 @@ def max_pool2d(
     ValueError
         The images do not have four axes, a window is larger than an image, or an argument is not valid.
     """
-    images = as_tensor(x)
+    check_format("max_pool2d", data_format)
+    images = as_tensor(input)
     array = images.array
-    size = pair(pool_size, "pool_size")
+    size = pair(ksize, "ksize")
     steps = size if strides is None else strides
     window = checked_window("max_pool2d", array, size, steps, padding)
     y, codes = max_pool_forward(array, window)
@@ -162,18 +171,24 @@ def _counts(shape: tuple[int, ...], window: Window, like: Array) -> Array:
 
 @in_float32
 def avg_pool2d(
-    x: Any, pool_size: Pair = 2, strides: Pair | None = None, padding: str = "VALID"
+    input: Any,
+    ksize: Pair = 2,
+    strides: Pair | None = None,
+    padding: str = "VALID",
+    data_format: str | None = "NHWC",
+    name: str | None = None,
 ) -> Tensor:
     """Return the mean of each window, as ``tf.nn.avg_pool2d`` does.
 
     Parameters, result and errors are those of `max_pool2d`. Pixels outside the image do not count.
-    Raise a ``TypeError`` unless ``x`` has a floating-point dtype.
+    Raise a ``TypeError`` unless ``input`` has a floating-point dtype.
     """
-    images = as_tensor(x)
+    check_format("avg_pool2d", data_format)
+    images = as_tensor(input)
     a = images.array
     if a.dtype.kind not in "fV":
         raise TypeError(f"avg_pool2d needs floating-point images, got {a.dtype}; use cast()")
-    size = pair(pool_size, "pool_size")
+    size = pair(ksize, "ksize")
     window = checked_window("avg_pool2d", a, size, size if strides is None else strides, padding)
     shape = a.shape
     if (found := native(a)) is not None:

@@ -12,7 +12,7 @@ from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .conv import conv2d, conv2d_backward, conv2d_forward
 from .halves import in_float32
-from .window import Pair, Window, is_same, make_window, pair
+from .window import Pair, Window, check_format, is_same, make_window, pair
 
 #: Numbers of rows above and below, or of columns left and right.
 Sides = tuple[int, int]
@@ -114,7 +114,9 @@ def conv2d_transpose(
     output_shape: Any,
     strides: Pair,
     padding: str = "SAME",
-    dilations: Pair = 1,
+    data_format: str | None = "NHWC",
+    dilations: Pair | None = None,
+    name: str | None = None,
 ) -> Tensor:
     """Return the gradient of a `conv2d` for its images, as ``tf.nn.conv2d_transpose`` does.
 
@@ -127,7 +129,7 @@ def conv2d_transpose(
     output_shape
         The shape of the convolution's images, ``[n, out_h, out_w, filters]``, or the two lengths
         ``[out_h, out_w]``.
-    strides, padding, dilations
+    strides, padding, data_format, dilations, name
         As in the convolution.
 
     Returns
@@ -142,7 +144,8 @@ def conv2d_transpose(
         shape has another number of axes.
     """
     images, kernel = as_tensor(input), as_tensor(filters)
-    steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")
+    check_format("conv2d_transpose", data_format)
+    steps, gaps = pair(strides, "strides"), pair(1 if dilations is None else dilations, "dilations")
     same = is_same(padding)
     whole = tuple(int(n) for n in output_shape)
     _check_shapes(images, kernel)

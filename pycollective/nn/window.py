@@ -39,6 +39,15 @@ def is_same(padding: str) -> bool:
     return bool(text == "SAME")
 
 
+def check_format(name: str, data_format: str | None) -> None:
+    """Raise ValueError unless images have the format "NHWC"."""
+    if data_format not in (None, "NHWC"):
+        raise ValueError(
+            f"{name}: data_format is {data_format!r}, but images are [n, height, width, channels] "
+            "('NHWC'): transpose them"
+        )
+
+
 @functools.lru_cache(maxsize=512)
 def make_window(
     image: tuple[int, ...],

@@ -116,6 +116,7 @@ def normal(
     stddev: Any = 1.0,
     dtype: Any = float32,
     seed: int | None = None,
+    name: str | None = None,
 ) -> Tensor:
     """Return normally distributed numbers of a floating-point dtype."""
     kind = _floats(dtype, "normal")
@@ -129,6 +130,7 @@ def truncated_normal(
     stddev: Any = 1.0,
     dtype: Any = float32,
     seed: int | None = None,
+    name: str | None = None,
 ) -> Tensor:
     """Return normally distributed numbers, all within two ``stddev`` of ``mean``."""
     kind = _floats(dtype, "truncated_normal")
@@ -152,6 +154,7 @@ def uniform(
     maxval: Any = None,
     dtype: Any = float32,
     seed: int | None = None,
+    name: str | None = None,
 ) -> Tensor:
     """Return uniform numbers from ``minval`` to below ``maxval`` (for floating point by default 1)."""
     kind = as_dtype(dtype)
@@ -175,7 +178,7 @@ def uniform(
     )
 
 
-def shuffle(value: Any, seed: int | None = None) -> Tensor:
+def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
     """Return a tensor with its slices along the first axis in random order."""
     x = as_tensor(value)
     order = _generator_for(seed).permutation(len(x))
@@ -195,7 +198,12 @@ def _of_seeds(seed: Any) -> AbstractContextManager[None]:
 
 
 def stateless_normal(
-    shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
+    shape: Any,
+    seed: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = float32,
+    name: str | None = None,
 ) -> Tensor:
     """Return normally distributed numbers that depend only on the seed, two integers."""
     with _of_seeds(seed):
@@ -203,7 +211,12 @@ def stateless_normal(
 
 
 def stateless_truncated_normal(
-    shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
+    shape: Any,
+    seed: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = float32,
+    name: str | None = None,
 ) -> Tensor:
     """Return numbers as `truncated_normal` does, from the seed alone, which is two integers."""
     with _of_seeds(seed):
@@ -211,7 +224,12 @@ def stateless_truncated_normal(
 
 
 def stateless_uniform(
-    shape: Any, seed: Any, minval: Any = 0, maxval: Any = None, dtype: Any = float32
+    shape: Any,
+    seed: Any,
+    minval: Any = 0,
+    maxval: Any = None,
+    dtype: Any = float32,
+    name: str | None = None,
 ) -> Tensor:
     """Return numbers as `uniform` does, from the seed alone, which is two integers."""
     with _of_seeds(seed):

@@ -36,6 +36,7 @@ def accepts_symbols(function: _Function) -> _Function:
         except SymbolError:
             if not recorders:
                 raise
+        kwargs.pop("name", None)  # it has no effect, and need not be in the model's file
         return recorders[0](name, args, kwargs)
 
     return call  # type: ignore[return-value]  # it has the function's signature

@@ -329,7 +329,13 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     # Writing ---------------------------------------------------------------------------------
 
-    def assign(self, value: Any, read_value: bool = True) -> Variable:
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Set the value, and return the variable.
 
         Arrays, scalars and lists are converted to the variable's dtype. Tapes do not record the
@@ -358,13 +364,25 @@ class Variable(Operators, metaclass=_VariableMeta):
                 self.set_array(target)
         return self
 
-    def assign_add(self, value: Any, read_value: bool = True) -> Variable:
+    def assign_add(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Add ``value`` in place, and return the variable; checks as `assign`."""
         array = self.checked(value, "assign_add")
         self.update_inplace(lambda target: add_to(target, array, 1.0))
         return self
 
-    def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
+    def assign_sub(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Subtract ``value`` in place, and return the variable; checks as `assign`."""
         array = self.checked(value, "assign_sub")
         self.update_inplace(lambda target: add_to(target, array, -1.0))
@@ -372,7 +390,7 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     # Rows -------------------------------------------------------------------------------------
 
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_add(self, sparse_delta: IndexedSlices, name: str | None = None) -> Variable:
         """Add rows to the rows at some indices, in place; rows with equal indices add up.
 
         Parameters
@@ -394,15 +412,15 @@ class Variable(Operators, metaclass=_VariableMeta):
         """
         return self._scatter("scatter_add", sparse_delta)
 
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_sub(self, sparse_delta: IndexedSlices, name: str | None = None) -> Variable:
         """Subtract rows from the rows at some indices; see `scatter_add`."""
         return self._scatter("scatter_sub", sparse_delta)
 
-    def scatter_mul(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_mul(self, sparse_delta: IndexedSlices, name: str | None = None) -> Variable:
         """Multiply the rows at some indices by rows; see `scatter_add`."""
         return self._scatter("scatter_mul", sparse_delta)
 
-    def scatter_div(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_div(self, sparse_delta: IndexedSlices, name: str | None = None) -> Variable:
         """Divide the rows at some indices by rows; see `scatter_add`.
 
         Quotients of integers are rounded towards zero, as in TensorFlow. A zero among integer rows
@@ -410,15 +428,15 @@ class Variable(Operators, metaclass=_VariableMeta):
         """
         return self._scatter("scatter_div", sparse_delta)
 
-    def scatter_min(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_min(self, sparse_delta: IndexedSlices, name: str | None = None) -> Variable:
         """Replace the rows at some indices by the minimum with rows; see `scatter_add`."""
         return self._scatter("scatter_min", sparse_delta)
 
-    def scatter_max(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_max(self, sparse_delta: IndexedSlices, name: str | None = None) -> Variable:
         """Replace the rows at some indices by the maximum with rows; see `scatter_add`."""
         return self._scatter("scatter_max", sparse_delta)
 
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_update(self, sparse_delta: IndexedSlices, name: str | None = None) -> Variable:
         """Set the rows at some indices; equal indices set one of their rows. See `scatter_add`."""
         return self._scatter("scatter_update", sparse_delta)
 

@@ -55,16 +55,21 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(blocks_module, "_BLOCK_BYTES", 1)
 
 
+def options(case: Any) -> dict[str, Any]:
+    """Return the arguments of `conv2d` in a case."""
+    return dict(zip(("strides", "padding", "dilations"), case[2:], strict=True))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_conv2d_values_equal_the_definition(case: Any, dtype: str, blocks: None) -> None:
     x, w, b = arrays(case, dtype)
     expected = reference.conv2d(x, w, b, *case[2:])
-    y = conv2d(x, w, b, *case[2:])
+    y = conv2d(x, w, bias=b, **options(case))
     assert y.dtype == dtype
     assert_close(y.array, expected, dtype)
-    assert_close(conv2d(x, w, None, *case[2:]).array, expected - b, dtype)
-    cut = conv2d(x, w, b, *case[2:], activation="relu").array
+    assert_close(conv2d(x, w, **options(case)).array, expected - b, dtype)
+    cut = conv2d(x, w, bias=b, **options(case), activation="relu").array
     assert_close(cut, np.maximum(expected, 0), dtype)
 
 
@@ -83,7 +88,7 @@ def test_conv2d_gradients_equal_finite_differences(
     with GradientTape(persistent=True) as tape:
         for tensor in tensors:
             tape.watch(tensor)
-        y = conv2d(*tensors, *case[2:], activation=activation)
+        y = conv2d(*tensors[:2], bias=tensors[2], **options(case), activation=activation)
     weights = rng.normal(size=y.shape)
     gradients = tape.gradient(y, tensors, Tensor(weights))
     step = 1e-6
@@ -126,7 +131,7 @@ def test_array_module_route_equals_the_compiled_one(case: Any, dtype: str) -> No
 
 def test_other_dtypes_take_the_array_module_route() -> None:
     x, w, b = arrays(CASES[0], "float16")
-    y = conv2d(x, w, b, activation="relu")
+    y = conv2d(x, w, bias=b, activation="relu")
     assert y.dtype == np.float16
     expected = np.maximum(reference.conv2d(x, w, b, (1, 1), "VALID", (1, 1)), 0)
     np.testing.assert_allclose(y.array.astype(float), expected, rtol=2e-2, atol=2e-2)
@@ -134,19 +139,19 @@ def test_other_dtypes_take_the_array_module_route() -> None:
 
 def test_noncontiguous_misaligned_and_readonly_input_gives_the_same_values() -> None:
     x, w, b = arrays(CASES[4], "float64")
-    expected = conv2d(x, w, b, padding="SAME").array
+    expected = conv2d(x, w, bias=b, padding="SAME").array
     strided = np.asfortranarray(x)
     raw = np.empty(x.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(x.shape)
     raw[...] = x
     assert not strided.flags.c_contiguous and not raw.flags.aligned
     x.setflags(write=False)
     for variant in (strided, raw, x, x[:, ::-1][:, ::-1]):
-        y = conv2d(variant, np.asfortranarray(w), b, padding="SAME")
+        y = conv2d(variant, np.asfortranarray(w), bias=b, padding="SAME")
         np.testing.assert_array_equal(y.array, expected)
         with GradientTape() as tape:
             tensor = as_tensor(variant)
             tape.watch(tensor)
-            y = conv2d(tensor, w, b, padding="SAME")
+            y = conv2d(tensor, w, bias=b, padding="SAME")
         g = np.broadcast_to(np.float64(1.0), y.shape)
         gradient = tape.gradient(y, tensor, g)
         assert gradient.shape == x.shape
@@ -174,6 +179,7 @@ def test_nan_stays_nan_through_relu() -> None:
         ((2, 3, 3, 1), (2, 2, 1, 4), {"dilations": 1 << 62, "padding": "SAME"}, ["2**31"]),
         ((2, 3, 3, 1), (2, 2, 1, 4), {"padding": "FULL"}, ["FULL"]),
         ((2, 3, 3, 1), (2, 2, 1, 4), {"activation": "tanh"}, ["tanh"]),
+        ((2, 1, 3, 3), (2, 2, 1, 4), {"data_format": "NCHW"}, ["NCHW", "transpose"]),
     ],
 )
 def test_bad_input_is_named(x: Any, w: Any, options: Any, words: list[str]) -> None:
@@ -186,16 +192,16 @@ def test_bad_input_is_named(x: Any, w: Any, options: Any, words: list[str]) -> N
 def test_bad_bias_or_dtypes_raise() -> None:
     x, w = np.zeros((1, 3, 3, 1)), np.zeros((2, 2, 1, 4))
     with pytest.raises(ValueError, match=r"\(3,\)"):
-        conv2d(x, w, np.zeros(3))
+        conv2d(x, w, bias=np.zeros(3))
     with pytest.raises(TypeError, match=r"float64.*float32"):
         conv2d(x, w.astype(np.float32))
 
 
 def test_strides_in_the_forms_of_tensorflow_are_accepted() -> None:
     x, w, b = arrays(CASES[0], "float64")
-    expected = conv2d(x, w, b, strides=(2, 1)).array
-    np.testing.assert_array_equal(conv2d(x, w, b, strides=[1, 2, 1, 1]).array, expected)
-    assert conv2d(x, w, b, np.int64(2), "valid").shape == (2, 3, 4, 5)
+    expected = conv2d(x, w, bias=b, strides=(2, 1)).array
+    np.testing.assert_array_equal(conv2d(x, w, bias=b, strides=[1, 2, 1, 1]).array, expected)
+    assert conv2d(x, w, np.int64(2), "valid", bias=b).shape == (2, 3, 4, 5)
 
 
 # Pooling in the same pass ------------------------------------------------------------------------
@@ -220,7 +226,9 @@ def test_fused_pooling_is_the_composition(case: Any, dtype: str, blocks: None) -
         for tensor in tensors:
             tape.watch(tensor)
         fused = conv2d_relu_max_pool(*tensors, padding=padding, pool_size=size)
-        parts = max_pool2d(conv2d(*tensors, padding=padding, activation="relu"), size)
+        parts = max_pool2d(
+            conv2d(*tensors[:2], bias=tensors[2], padding=padding, activation="relu"), size
+        )
     assert_close(fused.array, parts.array, dtype)
     weights = Tensor(np.random.default_rng(6).normal(size=fused.shape).astype(dtype))
     expected = tape.gradient(parts, tensors, weights)
@@ -284,7 +292,7 @@ def test_results_are_never_overwritten() -> None:
     kept, copies = [], []
     for i in range(5):
         results = step(x + np.float32(i), w, b)
-        y = conv2d(x + np.float32(i), w, b).numpy()[1:, ::2]  # only a view is kept
+        y = conv2d(x + np.float32(i), w, bias=b).numpy()[1:, ::2]  # only a view is kept
         kept.append([*results, y])
         copies.append([np.array(a) for a in kept[-1]])
     for arrays_kept, arrays_copied in zip(kept, copies, strict=True):
@@ -298,5 +306,5 @@ def test_a_persistent_tape_gives_the_same_gradients_again() -> None:
         tape.watch(w)
         y = conv2d_relu_max_pool(x, w, b)
     first = tape.gradient(y, w).array.copy()
-    conv2d(x, w, b)
+    conv2d(x, w, bias=b)
     np.testing.assert_array_equal(tape.gradient(y, w).array, first)

@@ -354,7 +354,7 @@ def test_public_functions_equal_the_definition_at_every_width(
         for tensor in tensors:
             tape.watch(tensor)
         fused = conv2d_relu_max_pool(*tensors, padding="SAME")
-        plain = conv2d(*tensors, activation="relu")
+        plain = conv2d(*tensors[:2], bias=tensors[2], activation="relu")
     window = make_window((11, 12, channels), (3, 3), (1, 1), (1, 1), False)
     expected = conv_module._generic_forward(*wide(*arrays), window, True)
     assert_close(plain.array, expected, 9 * channels)

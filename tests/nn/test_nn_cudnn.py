@@ -191,7 +191,7 @@ def results(make, values, case, activation):
     x, w, b = (Tensor(make(v)) for v in values)
     with GradientTape() as tape:
         tape.watch([x, w, b])
-        y = conv2d(x, w, b, strides, padding, dilations, activation)
+        y = conv2d(x, w, strides, padding, dilations=dilations, bias=b, activation=activation)
     upstream = np.random.default_rng(5).normal(size=y.shape).astype(values[0].dtype)
     return [y, *tape.gradient(y, [x, w, b], Tensor(make(upstream)))]
 

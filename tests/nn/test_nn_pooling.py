@@ -115,9 +115,9 @@ def test_integers_and_noncontiguous_input_are_pooled() -> None:
     ("shape", "options", "words"),
     [
         ((6, 6, 3), {}, ["(6, 6, 3)"]),
-        ((1, 2, 2, 3), {"pool_size": 3}, ["(1, 2, 2, 3)", "larger"]),
+        ((1, 2, 2, 3), {"ksize": 3}, ["(1, 2, 2, 3)", "larger"]),
         ((1, 2, 2, 0), {}, ["channels"]),
-        ((1, 2, 2, 3), {"pool_size": -1}, ["pool_size", "-1"]),
+        ((1, 2, 2, 3), {"ksize": -1}, ["ksize", "-1"]),
         ((1, 2, 2, 3), {"strides": True}, ["strides"]),
         ((1, 2, 2, 3), {"padding": None}, ["padding"]),
     ],

@@ -63,7 +63,7 @@ def test_depthwise_equals_a_convolution_per_channel(case: Any, multiplier: int) 
     b = numbers(x.shape[3] * multiplier)
 
     def convolve(x: Any, w: Any, b: Any) -> Any:
-        return nn.depthwise_conv2d(x, w, strides, padding, dilations, b)
+        return nn.depthwise_conv2d(x, w, strides, padding, dilations=dilations, bias=b)
 
     y = check_gradients(convolve, [x, w, b]) - b
     for channel in range(shape[3]):
@@ -144,12 +144,12 @@ def test_grouped_equals_a_convolution_per_group(groups: int) -> None:
 def test_transpose_is_the_gradient_of_a_convolution(case: Any) -> None:
     shape, kernel, strides, padding, dilations = case
     w = numbers(*kernel, shape[3], 4)
-    x = numbers(*nn.conv2d(numbers(*shape), w, None, strides, padding, dilations).shape)
+    x = numbers(*nn.conv2d(numbers(*shape), w, strides, padding, dilations=dilations).shape)
     y = check_gradients(
-        lambda x, w: nn.conv2d_transpose(x, w, shape, strides, padding, dilations), [x, w]
+        lambda x, w: nn.conv2d_transpose(x, w, shape, strides, padding, dilations=dilations), [x, w]
     )
     expected = gradients(
-        lambda z: nn.conv2d(z, w, None, strides, padding, dilations), [np.zeros(shape)], x
+        lambda z: nn.conv2d(z, w, strides, padding, dilations=dilations), [np.zeros(shape)], x
     )
     np.testing.assert_allclose(y, expected[0], rtol=1e-12, atol=1e-12)
 

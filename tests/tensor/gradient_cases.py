@@ -120,6 +120,7 @@ CASES = {
         ),
         *pairs(lambda a, b: tf.matmul(a, b, transpose_a=True), shapes=[((3, 2), (3, 4))]),
         *pairs(lambda a, b: tf.matmul(a, b, transpose_b=True), shapes=[((5, 2, 3), (4, 3))]),
+        *pairs(lambda a, b: tf.matmul(a, b, adjoint_a=True), shapes=[((3, 2), (3, 4))]),
     ],
     "tensordot": [
         *pairs(lambda a, b: tf.tensordot(a, b, 1), shapes=[((2, 3), (3, 4)), ((3,), (3,))]),
@@ -173,6 +174,8 @@ CASES = {
         (lambda x: tf.gather(x, IDS), (numbers(3, 2),)),
         (lambda x: tf.gather(x, IDS, axis=-1), (numbers(2, 3),)),
         (lambda x: tf.gather(x, tf.constant(1)), (numbers(3, 2),)),
+        (lambda x: tf.gather(x, [[0, 2], [1, 1]], batch_dims=1), (numbers(2, 3, 2),)),
+        (lambda x: tf.gather(x, [1, 0], axis=2, batch_dims=1), (numbers(2, 2, 3, 2),)),
     ],
     "relu": singles(nn.relu),
     "softplus": singles(nn.softplus),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import copy
+import inspect
 import pickle
 
 import ml_dtypes
@@ -392,6 +393,13 @@ def test_error_texts_name_the_values():
         (lambda: tf.split(x, 2, axis=1), "cannot be cut into 2 equal parts"),
         (lambda: tf.pad(x, [[1, 1]]), "pair"),
         (lambda: tf.gather(x, [2]), r"indices from 2 to 2 are not all in 0 to 1"),
+        (lambda: tf.gather([x, x], [[0], [2]], batch_dims=1), "indices from -1 to 0 are not all"),
+        (lambda: tf.gather(x, [[0], [2]], axis=0, batch_dims=1), "batch_dims 1 and axis 0 do not"),
+        (
+            lambda: tf.gather(x, [0, 1, 1], batch_dims=1),
+            r"do not fit the shapes \(2, 3\) and \(3,\)",
+        ),
+        (lambda: tf.matmul(x, x, transpose_a=True, adjoint_a=True), "excludes its transpose"),
         (lambda: tf.where([1, 0], x, x), "needs a bool condition, got dtype int32"),
         (lambda: tf.gather(x, [0.5]), "integer indices"),
     ]:
@@ -615,3 +623,43 @@ def test_negative_seeds_give_numbers_that_can_be_repeated():
 def test_uniform_with_bounds_in_reverse_order_is_between_them():
     numbers = tf.random.uniform([99], 1.0, 0.0).numpy()
     assert len(set(numbers.tolist())) > 50 and numbers.min() >= 0 and numbers.max() <= 1
+
+
+def test_gather_with_batch_dims_uses_the_indices_of_each_place():
+    x = np.arange(120).reshape(2, 3, 4, 5)
+    index = np.array([[2, 0], [1, 1]])
+    rows = np.stack([x[n][index[n]] for n in range(2)])
+    assert tf.gather(x, index, batch_dims=1).numpy().tolist() == rows.tolist()
+    columns = np.stack([x[n][:, :, index[n]] for n in range(2)])
+    assert tf.gather(x, index, axis=-1, batch_dims=1).numpy().tolist() == columns.tolist()
+    one_each = tf.gather(x, index[:, 0], batch_dims=1)
+    assert one_each.numpy().tolist() == [x[0, 2].tolist(), x[1, 1].tolist()]
+    last = tf.gather(x[0, 0, :2], index, batch_dims=-1)  # the axis is -1, too
+    assert last.numpy().tolist() == np.take_along_axis(x[0, 0, :2], index, 1).tolist()
+
+
+def test_arguments_of_tensorflow_without_an_effect_or_with_a_default_are_accepted():
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    assert tf.eye(2, batch_shape=[3], name="i").shape == (3, 2, 2)
+    assert [part.shape for part in tf.split(x, [1, 1], num=2)] == [(1, 2)] * 2
+    assert tf.transpose(x, conjugate=True).numpy().tolist() == [[1, 3], [2, 4]]
+    images = tf.zeros([1, 3, 2, 2])
+    shifted = nn.bias_add(images, [1.0, 2.0, 3.0], data_format="NCHW").numpy()
+    assert shifted[0, :, 1, 1].tolist() == [1, 2, 3]
+    variable = tf.Variable(1.0)
+    assert float(variable.assign(2.0, False, "name", True)) == 2
+    with pytest.raises(ValueError, match="data_format is 'NCHW'.* transpose"):
+        nn.max_pool2d(images, 2, data_format="NCHW")
+
+
+def test_operations_accept_a_name_and_ignore_it():
+    for name in math.__all__:
+        assert "name" in inspect.signature(getattr(math, name)).parameters, name
+    x = tf.constant([1.0, 4.0])
+    assert tf.sqrt(x, name="root").numpy().tolist() == [1, 2]
+    assert tf.add(x, x, "sum").numpy().tolist() == [2, 8]
+    assert bool(tf.reduce_all(tf.equal(x, x, name="same"), name="all"))
+    assert nn.relu(x - 2, name="relu").numpy().tolist() == [0, 2]
+    numbers = pycollective.data.Dataset.range(4).map(lambda x: x + 1, name="next")
+    batch = next(iter(numbers.batch(4, name="all").take(1, name="first")))
+    assert batch.numpy().tolist() == [1, 2, 3, 4]

@@ -190,7 +190,7 @@ class Conv2D(_Convolution):
             "activation": "relu" if relu else None,
         }
         if self.groups == 1:
-            outputs = nn.conv2d(images, self.kernel, self.bias, **options)
+            outputs = nn.conv2d(images, self.kernel, bias=self.bias, **options)
         else:
             outputs = nn.grouped_conv2d(images, self.kernel, self.groups, self.bias, **options)
         if relu or self.activation is activations.linear:
@@ -268,8 +268,8 @@ class DepthwiseConv2D(_Convolution):
                 self.kernel,
                 self.strides,
                 self.padding.upper(),
-                self.dilation_rate,
-                self.bias,
+                dilations=self.dilation_rate,
+                bias=self.bias,
             )
         )
         return outputs

@@ -1,4 +1,7 @@
-"""Definition of operations: operands, broadcasting and its gradient."""
+"""Definition of operations: operands, broadcasting and its gradient.
+
+Operations ignore their argument ``name``, which TensorFlow's have.
+"""
 
 from __future__ import annotations
 
@@ -80,14 +83,14 @@ def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 
 def unary(
-    name: str,
+    title: str,
     forward: Callable[[Any], Any],
     derivative: Callable[[Array, Any, Any], Any],
     doc: str,
     *,
     floating: bool = True,
     kernel: str = "",
-) -> Callable[[Any], Tensor]:
+) -> Callable[..., Tensor]:
     """Make an elementwise operation of one operand.
 
     The function ``derivative(g, x, y)`` returns the gradient of ``x`` from the gradient ``g`` of the
@@ -97,12 +100,12 @@ def unary(
     if kernel:
         forward, derivative = compiled.unary(kernel, forward, derivative)
 
-    def operation(x: Any) -> Tensor:
+    def operation(x: Any, name: str | None = None) -> Tensor:
         if x.__class__ is not Tensor:
             x = as_tensor(x)
         a = x.array
         if floating and a.dtype.kind not in "fV":
-            raise TypeError(f"{name} needs a floating-point tensor, got {a.dtype}; use cast()")
+            raise TypeError(f"{title} needs a floating-point tensor, got {a.dtype}; use cast()")
         result = keep_dtype(forward(a), a.dtype)
         if not thread_state.tapes:
             return Tensor(result)
@@ -112,11 +115,11 @@ def unary(
 
         return record(result, (x,), vjp)
 
-    return _named(operation, name, doc)
+    return _named(operation, title, doc)
 
 
 def binary(
-    name: str,
+    title: str,
     forward: Callable[[Any, Any], Any],
     by_x: Callable[[Array, Any, Any, Any], Any],
     by_y: Callable[[Array, Any, Any, Any], Any],
@@ -124,7 +127,7 @@ def binary(
     *,
     linear: bool = False,
     kernel: bool = False,
-) -> Callable[[Any, Any], Tensor]:
+) -> Callable[..., Tensor]:
     """Make an elementwise operation of two operands that broadcast.
 
     The function ``by_x(g, x, y, z)`` gets the gradient ``g`` of the result ``z``. The function returns
@@ -132,15 +135,15 @@ def binary(
     ``by_y`` does the same for ``y``. With ``linear`` all arguments other than ``g`` are None, and the
     arrays are not kept. With ``kernel`` there is a kernel of this name.
     """
-    chosen = name if kernel else ""
+    chosen = title if kernel else ""
 
-    def operation(x: Any, y: Any) -> Tensor:
+    def operation(x: Any, y: Any, name: str | None = None) -> Tensor:
         if x.__class__ is not Tensor or y.__class__ is not Tensor:
             x, y = operands(x, y)
         a = x.array
         b = y.array
         if a.dtype is not b.dtype:
-            check_dtypes(name, x, y)
+            check_dtypes(title, x, y)
         result = compiled.binary(chosen, forward, a, b)
         if not thread_state.tapes:
             return Tensor(result)
@@ -163,20 +166,20 @@ def binary(
 
         return record(result, (x, y), vjp)
 
-    return _named(operation, name, doc)
+    return _named(operation, title, doc)
 
 
-def plain(name: str, forward: Callable[[Any, Any], Any], doc: str) -> Callable[[Any, Any], Tensor]:
+def plain(title: str, forward: Callable[[Any, Any], Any], doc: str) -> Callable[[Any, Any], Tensor]:
     """Make an operation of two operands without gradient (comparisons, logic)."""
 
-    def operation(x: Any, y: Any) -> Tensor:
+    def operation(x: Any, y: Any, name: str | None = None) -> Tensor:
         if x.__class__ is not Tensor or y.__class__ is not Tensor:
             x, y = operands(x, y)
         if x.array.dtype is not y.array.dtype:
-            check_dtypes(name, x, y)
+            check_dtypes(title, x, y)
         return Tensor(forward(x.array, y.array))
 
-    operation.__name__ = operation.__qualname__ = name
+    operation.__name__ = operation.__qualname__ = title
     operation.__doc__ = doc
     return operation
 

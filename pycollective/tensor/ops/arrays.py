@@ -125,19 +125,19 @@ def _sizes_of(value: Any, name: str) -> tuple[int, ...]:
     return sizes
 
 
-def zeros(shape: Any, dtype: Any = float32) -> Tensor:
+def zeros(shape: Any, dtype: Any = float32, name: str | None = None) -> Tensor:
     """Return a tensor of zeros."""
     return Tensor(np.zeros(_sizes_of(shape, "zeros"), as_dtype(dtype)))
 
 
-def ones(shape: Any, dtype: Any = float32) -> Tensor:
+def ones(shape: Any, dtype: Any = float32, name: str | None = None) -> Tensor:
     """Return a tensor of ones."""
     array = workspace.empty(_sizes_of(shape, "ones"), as_dtype(dtype))
     put(array, 1)
     return Tensor(array)
 
 
-def fill(dims: Any, value: Any) -> Tensor:
+def fill(dims: Any, value: Any, name: str | None = None) -> Tensor:
     """Return a tensor of shape ``dims`` whose elements are ``value``, a scalar."""
     sizes, scalar = _sizes_of(dims, "fill"), as_tensor(value)
     if scalar.ndim:
@@ -145,25 +145,36 @@ def fill(dims: Any, value: Any) -> Tensor:
     return constant(value, shape=sizes) if is_plain(value) else broadcast_to(scalar, sizes)
 
 
-def zeros_like(input: Any, dtype: Any = None) -> Tensor:
+def zeros_like(input: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     """Return zeros in the shape of ``input``, by default in its dtype."""
     a = as_tensor(input).array
     return Tensor(array_module(a).zeros(a.shape, a.dtype if dtype is None else as_dtype(dtype)))
 
 
-def ones_like(input: Any, dtype: Any = None) -> Tensor:
+def ones_like(input: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     """Return ones in the shape of ``input``, by default in its dtype."""
     a = as_tensor(input).array
     return Tensor(array_module(a).ones(a.shape, a.dtype if dtype is None else as_dtype(dtype)))
 
 
-def eye(num_rows: Any, num_columns: Any = None, dtype: Any = float32) -> Tensor:
-    """Return a matrix with ones on its diagonal."""
+def eye(
+    num_rows: Any,
+    num_columns: Any = None,
+    batch_shape: Any = None,
+    dtype: Any = float32,
+    name: str | None = None,
+) -> Tensor:
+    """Return a matrix with ones on its diagonal, or ``[*batch_shape, rows, columns]`` of them."""
     columns = None if num_columns is None else int(num_columns)
-    return Tensor(np.eye(int(num_rows), columns, dtype=as_dtype(dtype)))
+    matrix = np.eye(int(num_rows), columns, dtype=as_dtype(dtype))
+    if batch_shape is not None:
+        matrix = np.tile(matrix, (*shape_of(batch_shape), 1, 1))
+    return Tensor(matrix)
 
 
-def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> Tensor:
+def range(
+    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = None
+) -> Tensor:
     """Return numbers from ``start`` (with one argument from 0) to below ``limit``, by ``delta``."""
     if limit is None:
         start, limit = 0, start
@@ -194,6 +205,7 @@ def one_hot(
     off_value: Any = None,
     axis: int = -1,
     dtype: Any = None,
+    name: str | None = None,
 ) -> Tensor:
     """Return vectors of ``depth`` elements: ``on_value`` at the index, ``off_value`` elsewhere.
 
@@ -221,17 +233,17 @@ def _dtype_of(on_value: Any, off_value: Any) -> np.dtype[Any]:
 # About tensors -----------------------------------------------------------------------------------
 
 
-def shape(input: Any, out_type: Any = np.int32) -> Tensor:
+def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Tensor:
     """Return the shape as an integer tensor."""
     return Tensor(np.array(as_tensor(input).shape, dtype=as_dtype(out_type)))
 
 
-def size(input: Any, out_type: Any = np.int32) -> Tensor:
+def size(input: Any, out_type: Any = np.int32, name: str | None = None) -> Tensor:
     """Return the number of elements as an integer tensor."""
     return Tensor(np.array(as_tensor(input).array.size, dtype=as_dtype(out_type)))
 
 
-def rank(input: Any) -> Tensor:
+def rank(input: Any, name: str | None = None) -> Tensor:
     """Return the number of axes as an integer tensor."""
     return Tensor(np.array(as_tensor(input).ndim, dtype=np.int32))
 
@@ -246,13 +258,13 @@ def identity(input: Any, name: str | None = None) -> Tensor:
     return record(x.array, (x,), lambda g, _need: (g,))
 
 
-def stop_gradient(input: Any) -> Tensor:
+def stop_gradient(input: Any, name: str | None = None) -> Tensor:
     """Return the value as a constant, through which no gradient flows."""
     return Tensor(as_tensor(input).array)
 
 
 @differentiable
-def cast(x: Any, dtype: Any) -> Tensor:
+def cast(x: Any, dtype: Any, name: str | None = None) -> Tensor:
     """Return ``x`` in another dtype; floats are truncated to integers.
 
     Gradients flow between floating-point dtypes.
@@ -277,7 +289,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 
 @differentiable
-def reshape(tensor: Any, shape: Any) -> Tensor:
+def reshape(tensor: Any, shape: Any, name: str | None = None) -> Tensor:
     """Return the elements in another shape, in which one length may be -1 (the rest)."""
     x = as_tensor(tensor)
     a = x.array
@@ -297,8 +309,11 @@ def reshape(tensor: Any, shape: Any) -> Tensor:
 
 
 @differentiable
-def transpose(a: Any, perm: Any = None) -> Tensor:
-    """Return the tensor with its axes in the order ``perm``, by default reversed."""
+def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | None = None) -> Tensor:
+    """Return the tensor with its axes in the order ``perm``, by default reversed.
+
+    ``conjugate`` is ignored: tensors hold no complex numbers.
+    """
     x = as_tensor(a)
     order = (
         tuple(builtins.range(x.ndim))[::-1]
@@ -312,7 +327,7 @@ def transpose(a: Any, perm: Any = None) -> Tensor:
 
 
 @differentiable
-def expand_dims(input: Any, axis: Any) -> Tensor:
+def expand_dims(input: Any, axis: Any, name: str | None = None) -> Tensor:
     """Return the tensor with a new axis of length 1 at ``axis``."""
     x = as_tensor(input)
     (place,) = axes_of(axis, x.ndim + 1, "expand_dims")
@@ -323,7 +338,7 @@ def expand_dims(input: Any, axis: Any) -> Tensor:
 
 
 @differentiable
-def squeeze(input: Any, axis: Any = None) -> Tensor:
+def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Tensor:
     """Return the tensor without its axes of length 1, or without those in ``axis``."""
     x = as_tensor(input)
     old = x.shape
@@ -339,7 +354,7 @@ def squeeze(input: Any, axis: Any = None) -> Tensor:
 
 
 @differentiable
-def broadcast_to(input: Any, shape: Any) -> Tensor:
+def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Tensor:
     """Return the tensor repeated along axes of length 1 and new leading axes."""
     x = as_tensor(input)
     old = x.shape
@@ -349,7 +364,7 @@ def broadcast_to(input: Any, shape: Any) -> Tensor:
 
 
 @differentiable
-def tile(input: Any, multiples: Any) -> Tensor:
+def tile(input: Any, multiples: Any, name: str | None = None) -> Tensor:
     """Return the tensor repeated ``multiples[i]`` times along axis i."""
     x = as_tensor(input)
     times = _sizes_of(multiples, "tile")
@@ -365,7 +380,13 @@ def tile(input: Any, multiples: Any) -> Tensor:
 
 
 @differentiable
-def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> Tensor:
+def pad(
+    tensor: Any,
+    paddings: Any,
+    mode: str = "CONSTANT",
+    constant_values: Any = 0,
+    name: str | None = None,
+) -> Tensor:
     """Return the tensor padded by ``paddings[i] = (before, after)`` elements along axis i."""
     x = as_tensor(tensor)
     if mode.upper() != "CONSTANT":

@@ -217,7 +217,7 @@ def invert(x: Any) -> Tensor:
     return Tensor(_inverted(as_tensor(x).array))
 
 
-def logical_not(x: Any) -> Tensor:
+def logical_not(x: Any, name: str | None = None) -> Tensor:
     """Return True for elements that are false, and False for others."""
     return Tensor(np.logical_not(as_tensor(x).array))
 
@@ -310,12 +310,12 @@ sigmoid = unary(
 )
 
 
-def floor(x: Any) -> Tensor:
+def floor(x: Any, name: str | None = None) -> Tensor:
     """Return the largest integers that are not above ``x``, without gradient."""
     return Tensor(np.floor(as_tensor(x).array))
 
 
-def round(x: Any) -> Tensor:
+def round(x: Any, name: str | None = None) -> Tensor:
     """Return the nearest integers, halves rounded to even, without gradient."""
     a = as_tensor(x).array
     return Tensor(a if a.dtype.kind in "iu" else np.rint(a))
@@ -325,7 +325,7 @@ def round(x: Any) -> Tensor:
 
 
 @differentiable
-def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
+def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Tensor:
     """Return the elements of ``x`` where ``condition`` is True, else those of ``y``.
 
     All three broadcast. Without ``x`` and ``y``, return the indices of the true elements, or of
@@ -363,7 +363,9 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
 
 
 @differentiable
-def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any) -> Tensor:
+def clip_by_value(
+    t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None
+) -> Tensor:
     """Return ``t`` with elements outside of the two bounds replaced by the nearer bound."""
     x = as_tensor(t)
     bounds = clip_value_min, clip_value_max

@@ -5,24 +5,33 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...array_backend import Array, asarray, is_array, on_host, scattered, to_numpy
+from ...array_backend import (
+    Array,
+    array_module,
+    asarray,
+    is_array,
+    on_host,
+    scattered,
+    to_numpy,
+)
 from ..compiled import contiguous, joined, placed
 from ..multiple import Rows
 from ..tape import new_key, record, record_many, thread_state
 from ..tensor import Tensor, as_tensor, is_plain
 from ._define import check_dtypes, differentiable
-from .arrays import cast, shape_of
+from .arrays import cast, reshape, shape_of, transpose
 from .reductions import axes_of
 
 __all__ = ["concat", "gather", "getitem", "split", "stack", "unstack"]
 
 
 @differentiable
-def concat(values: Any, axis: Any) -> Tensor:
+def concat(values: Any, axis: Any, name: str | None = None) -> Tensor:
     """Return the tensors of a list joined along an existing axis; one tensor is returned as it is."""
     one = not isinstance(values, (list, tuple)) and hasattr(values, "shape")
     tensors = _tensors("concat", [values] if one else values)
@@ -78,7 +87,7 @@ def _without(sizes: tuple[int, ...], place: int) -> tuple[int, ...]:
 
 
 @differentiable
-def stack(values: Any, axis: Any = 0) -> Tensor:
+def stack(values: Any, axis: Any = 0, name: str | None = None) -> Tensor:
     """Return the tensors of a list, all of one shape, joined along a new axis."""
     tensors = _tensors("stack", values)
     (place,) = axes_of(axis, tensors[0].ndim + 1, "stack")
@@ -96,7 +105,9 @@ def stack(values: Any, axis: Any = 0) -> Tensor:
 
 
 @differentiable
-def unstack(value: Any, num: int | None = None, axis: Any = 0) -> list[Tensor]:
+def unstack(
+    value: Any, num: int | None = None, axis: Any = 0, name: str | None = None
+) -> list[Tensor]:
     """Return the slices of a tensor along ``axis``, without that axis."""
     x = as_tensor(value)
     (place,) = axes_of(axis, x.ndim, "unstack")
@@ -111,8 +122,13 @@ def unstack(value: Any, num: int | None = None, axis: Any = 0) -> list[Tensor]:
 
 
 @differentiable
-def split(value: Any, num_or_size_splits: Any, axis: Any = 0) -> list[Tensor]:
-    """Return a tensor cut along ``axis`` into n equal parts, or into parts of the given lengths."""
+def split(
+    value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = None
+) -> list[Tensor]:
+    """Return a tensor cut along ``axis`` into n equal parts, or into parts of the given lengths.
+
+    ``num`` is ignored: the number of lengths is known.
+    """
     x = as_tensor(value)
     (place,) = axes_of(axis, x.ndim, "split")
     length = x.shape[place]
@@ -167,8 +183,18 @@ def getitem(tensor: Any, index: Any) -> Tensor:
 
 
 @differentiable
-def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
-    """Return the slices of ``params`` at ``indices`` along ``axis``.
+def gather(
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    axis: Any = None,
+    batch_dims: int = 0,
+    name: str | None = None,
+) -> Tensor:
+    """Return the slices of ``params`` at ``indices`` along ``axis``, by default axis ``batch_dims``.
+
+    The first ``batch_dims`` axes of both arguments have the same lengths. Each place in them has its own
+    indices. ``validate_indices`` is ignored.
 
     Raises
     ------
@@ -176,12 +202,17 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
         An index is negative, or not below the length of the axis.
     TypeError
         The indices are not integers.
+    ValueError
+        The lengths of the first axes differ, or ``axis`` is one of them.
 
     Notes
     -----
     For floating-point numbers on a device the indices are not checked, because a check would wait for
     the device. An index out of range gives NaN, and has no gradient.
     """
+    if batch_dims:
+        return _gathered_in_batches(as_tensor(params), as_tensor(indices), axis, batch_dims)
+    axis = 0 if axis is None else axis
     if getattr(params, "_by_rows", False) and axis == 0:
         rows: Tensor = params.for_replica(_gathered_rows(params.local(), indices))
         return rows
@@ -214,6 +245,28 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
         return (scattered(a.shape, places, inside),)
 
     return record(result, (x,), vjp)
+
+
+def _gathered_in_batches(x: Tensor, index: Tensor, axis: Any, batch_dims: int) -> Tensor:
+    """Return the slices that `gather` returns if ``batch_dims`` is not 0."""
+    batch = batch_dims + index.ndim if batch_dims < 0 else batch_dims
+    (place,) = axes_of(batch_dims if axis is None else axis, x.ndim, "gather")
+    lead, between = x.shape[:batch], x.shape[batch:place]
+    length, after = x.shape[place], x.shape[place + 1 :]
+    if not 0 <= batch <= min(place, index.ndim) or lead != index.shape[:batch]:
+        raise ValueError(
+            f"gather: batch_dims {batch_dims} and axis {place} do not fit the shapes {x.shape} and "
+            f"{index.shape}"
+        )
+    # One axis for the batches, then the axis of the slices, which becomes the first one.
+    count = prod(lead)
+    moved = transpose(reshape(x, (count, prod(between), length, prod(after))), (0, 2, 1, 3))
+    flat = asarray(index.array, like=x.array).reshape(count, -1)
+    begins = length * array_module(flat).arange(count).reshape(-1, 1)
+    places = np.where((flat < 0) | (flat >= length), -1, flat + begins)
+    rows = gather(reshape(moved, (count * length, *moved.shape[2:])), places)
+    ordered = transpose(rows, (0, 2, 1, 3))
+    return reshape(ordered, (*lead, *between, *index.shape[batch:], *after))
 
 
 def _gathered_rows(variable: Any, indices: Any) -> Tensor:

@@ -71,7 +71,9 @@ def _numbers(x: Tensor, name: str) -> Array:
 
 
 @differentiable
-def reduce_sum(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def reduce_sum(
+    input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
     """Return the sums over ``axis`` (all axes by default), in the tensor's dtype."""
     x = as_tensor(input_tensor)
     a = _numbers(x, "reduce_sum")
@@ -128,7 +130,9 @@ def _mean(a: Array, axes: tuple[int, ...], count: float, keepdims: bool = False)
 
 
 @differentiable
-def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def reduce_mean(
+    input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
     """Return the means over ``axis`` (all axes by default), in the tensor's dtype.
 
     The mean of no elements is NaN, and raises ``ZeroDivisionError`` for integers. Means of integers
@@ -172,11 +176,13 @@ def _extremum_of_none(x: Tensor, method: str, axes: tuple[int, ...], keepdims: b
     return record(result, (x,), lambda g, _need: (array_module(a).zeros(a.shape, a.dtype),))
 
 
-def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
-    def operation(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def _extremum(title: str, method: str, doc: str) -> Callable[..., Tensor]:
+    def operation(
+        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+    ) -> Tensor:
         x = as_tensor(input_tensor)
         a = x.array
-        axes = axes_of(axis, a.ndim, name)
+        axes = axes_of(axis, a.ndim, title)
         if not all(a.shape[i] for i in axes):
             return _extremum_of_none(x, method, axes, keepdims)
         result = reduced(method, a, axes, keepdims)
@@ -194,7 +200,7 @@ def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
 
         return record(result, (x,), vjp)
 
-    operation.__name__ = operation.__qualname__ = name
+    operation.__name__ = operation.__qualname__ = title
     operation.__doc__ = doc
     return differentiable(operation)
 
@@ -214,7 +220,9 @@ reduce_min = _extremum(
 
 
 @differentiable
-def reduce_prod(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def reduce_prod(
+    input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
     """Return the products over ``axis`` (all axes by default), in the tensor's dtype."""
     x = as_tensor(input_tensor)
     a = _numbers(x, "reduce_prod")
@@ -242,13 +250,17 @@ def reduce_prod(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> 
     return record(product, (x,), vjp)
 
 
-def reduce_all(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def reduce_all(
+    input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
     """Return True if all elements along ``axis`` are true."""
     a = as_tensor(input_tensor).array
     return Tensor(np.all(a, axis=axes_of(axis, a.ndim, "reduce_all"), keepdims=keepdims))
 
 
-def reduce_any(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def reduce_any(
+    input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
     """Return True if an element along ``axis`` is true."""
     a = as_tensor(input_tensor).array
     return Tensor(np.any(a, axis=axes_of(axis, a.ndim, "reduce_any"), keepdims=keepdims))
@@ -262,18 +274,22 @@ def _arg(name: str, input: Any, axis: Any, output_type: Any) -> Tensor:
     return Tensor(getattr(a, name)(axis=number).astype(output_type, copy=False))
 
 
-def argmax(input: Any, axis: Any = None, output_type: Any = np.int64) -> Tensor:
+def argmax(
+    input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None
+) -> Tensor:
     """Return the indices of the (first) largest elements along ``axis``, by default 0."""
     return _arg("argmax", input, axis, output_type)
 
 
-def argmin(input: Any, axis: Any = None, output_type: Any = np.int64) -> Tensor:
+def argmin(
+    input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None
+) -> Tensor:
     """Return the indices of the (first) smallest elements along ``axis``, by default 0."""
     return _arg("argmin", input, axis, output_type)
 
 
 @differentiable
-def add_n(inputs: Any) -> Tensor:
+def add_n(inputs: Any, name: str | None = None) -> Tensor:
     """Return the sum of a list of tensors of one shape and dtype."""
     tensors = tuple(map(as_tensor, inputs))
     if not tensors:
@@ -296,10 +312,19 @@ def add_n(inputs: Any) -> Tensor:
 
 
 @differentiable
-def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def matmul(
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    name: str | None = None,
+) -> Tensor:
     """Return the product of matrices, or of stacks of matrices that broadcast.
 
     The operands need at least two axes; ``transpose_a`` and ``transpose_b`` first swap the last two.
+    ``adjoint_a`` and ``adjoint_b`` do the same, because tensors hold real numbers.
 
     Raises
     ------
@@ -307,9 +332,13 @@ def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False)
         The operands have different dtypes.
     ValueError
         An operand has fewer than two axes, the inner lengths differ, or the stacks do not
-        broadcast.
+        broadcast. Or an operand has both a transpose and an adjoint.
     """
     x, y = operands(a, b)
+    if adjoint_a or adjoint_b:
+        if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
+            raise ValueError("matmul: the adjoint of an operand excludes its transpose")
+        transpose_a, transpose_b = transpose_a or adjoint_a, transpose_b or adjoint_b
     check_dtypes("matmul", x, y)
     left, right = x.array, y.array
     if left.ndim < 2 or right.ndim < 2:
@@ -358,7 +387,7 @@ def _product(left: Array, right: Array) -> Array:
 
 
 @differentiable
-def tensordot(a: Any, b: Any, axes: Any) -> Tensor:
+def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
     """Return the sum of products over pairs of axes.
 
     Parameters
