@@ -107,7 +107,7 @@ void call(Caller& self, const std::shared_ptr<Operation>& operation, Collective 
   set_name(record.collective, std::string(to_string(collective)) + " on GPUs");
   if (is_auto) set_name(record.algorithm, "auto");
   if (op) set_name(record.op, *op);
-  record.detail += reproducible;
+  if (reproducible) record.name_reproducible();
   record.seal();
 
   Waiting waiting = waiting_for(timeout);

@@ -171,7 +171,8 @@ PyObject* make_prepared(Base& self, const PreparedCall& prepared, bool later, Py
 // Makes an all_to_all with lengths for each pair of ranks. Calls of this kind rarely repeat their
 // lengths, so none is kept. Returns as make_call().
 PyObject* make_call_of_counts(Base& self, const Request& request, const ArrayStruct& x) {
-  Communicator& communicator = *self.state->communicator;
+  const State& state = *self.state;
+  Communicator& communicator = *state.communicator;
   const int size = communicator.size();
   const auto own = static_cast<std::size_t>(communicator.rank());
   if (x.nd == 0) return Py_NotImplemented;
@@ -187,7 +188,7 @@ PyObject* make_call_of_counts(Base& self, const Request& request, const ArrayStr
   }
   Reducing none;
   const auto elements = elements_of(x.descr, nullptr, none);
-  if (!elements || elements->item == 0) return Py_NotImplemented;
+  if (self.has_left(state) || !elements || elements->item == 0) return Py_NotImplemented;
   shape[0] = received_rows;
   const std::size_t in = static_cast<std::size_t>(sent_rows) * row * elements->item;
   const std::size_t out_bytes = static_cast<std::size_t>(received_rows) * row * elements->item;
@@ -254,7 +255,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
     }
     const RepeatedCall* known = state.repeated.find(key);
     if (!known) known = learn(state.repeated, key, x->descr, request.op);
-    if (!known || !(request.automatic ? known->automatic : known->direct)) {
+    if (self.has_left(state) || !known || !(request.automatic ? known->automatic : known->direct)) {
       return Py_NotImplemented;
     }
     bytes = known->bytes();
@@ -303,6 +304,7 @@ PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nar
     Base& self = *reinterpret_cast<Base*>(args[0]);
     Arguments arguments;
     if (self.state && arguments.assign(*method->signature, args + 1, positional - 1, names)) {
+      const Use use(*self.state);
       try {
         PyObject* result = method->fast_path(self, method->kind, arguments);
         if (result != Py_NotImplemented) return result;
@@ -388,12 +390,20 @@ PyTypeObject* make_method_type() {
   return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }
 
+void replace_state(Base& self, State* state) {
+  State* before = std::exchange(self.state, state);
+  if (before && before->uses > 0) {
+    before->detached = true;
+  } else {
+    delete before;
+  }
+}
+
 PyObject* attach(PyObject* self, PyObject* core) {
-  auto* base = reinterpret_cast<Base*>(self);
   try {
     auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
     auto state = std::make_unique<State>(std::move(communicator));
-    delete std::exchange(base->state, state.release());
+    replace_state(*reinterpret_cast<Base*>(self), state.release());
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -402,7 +412,7 @@ PyObject* attach(PyObject* self, PyObject* core) {
 }
 
 PyObject* detach(PyObject* self, PyObject*) {
-  delete std::exchange(reinterpret_cast<Base*>(self)->state, nullptr);
+  replace_state(*reinterpret_cast<Base*>(self), nullptr);
   Py_RETURN_NONE;
 }
 
@@ -426,7 +436,7 @@ int set_timeout(PyObject* self, PyObject* value, void*) {
 
 void free_base(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  delete reinterpret_cast<Base*>(self)->state;
+  replace_state(*reinterpret_cast<Base*>(self), nullptr);
   type->tp_free(self);
   Py_DECREF(type);
 }

@@ -80,12 +80,32 @@ struct State {
   const std::shared_ptr<Communicator> communicator;
   RepeatedCalls repeated;
   const PreparedCall barrier;
+  int uses = 0;  // calls on the fast path; changed with the GIL
+  bool detached = false;
+};
+
+// A call's use of a State. Python code within the call, or another thread, may close the
+// communicator: the State then remains until the end of the call.
+class Use {
+ public:
+  explicit Use(State& state) : state_(state) { ++state_.uses; }
+  ~Use() {
+    if (--state_.uses == 0 && state_.detached) delete &state_;
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  State& state_;
 };
 
 // Python's CommunicatorBase.
 struct Base {
   PyObject_HEAD State* state;  // nullptr: not attached, or closed
   double timeout;              // positive seconds; the default timeout of calls
+
+  // Returns true if the communicator was closed since the call read its State.
+  bool has_left(const State& read) const { return state != &read; }
 };
 
 // Makes a call. Returns its result, nullptr with a Python error, or Py_NotImplemented (borrowed) if

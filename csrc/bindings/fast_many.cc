@@ -86,7 +86,7 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
     if (bytes > kOneShotBytes) return Py_NotImplemented;
   }
   const PreparedCall* known = find_or_learn(state.repeated, op, descr, shapes, bytes);
-  if (!known) return Py_NotImplemented;
+  if (self.has_left(state) || !known) return Py_NotImplemented;
 
   const std::unique_ptr<std::byte[]> pack(new std::byte[bytes]);
   auto results = py::reinterpret_steal<py::list>(PyList_New(count));

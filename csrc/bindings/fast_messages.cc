@@ -44,7 +44,7 @@ PyObject* exchange_message(Base& self, bool sends, const Arguments& arguments) {
       plain_array(given, sends ? kReadable : kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
   if (!array) return Py_NotImplemented;
   const Envelope* known = envelope_of(state.repeated, *array);
-  if (!known) return Py_NotImplemented;
+  if (self.has_left(state) || !known) return Py_NotImplemented;
   Envelope envelope = *known;
   envelope.tag = tag;
   PyObject* result = sends ? Py_None : given;

@@ -101,7 +101,7 @@ PreparedCall Communicator::record(const Algorithm& algorithm, const Array& array
   prepared.record = record_of(algorithm, array, root);
   if (!reducing) return prepared;
   set_name(prepared.record.op, to_string(reducing->op));
-  prepared.record.detail += reducing->reproducible;
+  if (reducing->reproducible) prepared.record.name_reproducible();
   prepared.record.seal();
   return prepared;
 }

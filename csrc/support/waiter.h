@@ -121,8 +121,9 @@ class Waiter {
       : sleeper_(sleeper), poll_(std::move(poll)), deadline_(deadline), interrupt_(interrupt) {}
 
   // Returns true when the poll returns `done`, false at the deadline. The deadline does not include
-  // time in which this thread did not run: its peers may have waited for it. Throws the interrupt's
-  // error or the group's failure.
+  // time in which this thread did not run: its peers may have waited for it. It includes the time
+  // of the interrupt, which may wait for the GIL. Throws the interrupt's error or the group's
+  // failure.
   bool wait() {
     next_check_ = std::min(Clock::now() + kWaitSlice, deadline_);
     for (;;) {
@@ -142,24 +143,31 @@ class Waiter {
       if (progress == Progress::moved) backoff_.reset();
       const auto now = Clock::now();
       if (now < next_check_) continue;
-      if (const auto missed = now - next_check_; missed > kWaitSlice) {
+      if (const auto missed = now - std::max(next_check_, interrupted_); missed > kWaitSlice) {
         deadline_ = later(deadline_, missed);
         sleeper_.extend_deadlines(missed);
       }
-      next_check_ = std::min(now + kWaitSlice, deadline_);
-      if (interrupt_) interrupt_();
+      interrupt();
       sleeper_.check_peers();
-      if (now >= deadline_) return false;
+      const auto checked = std::max(now, interrupted_);
+      if (checked >= deadline_) return poll_() == Progress::done;
+      next_check_ = std::min(checked + kWaitSlice, deadline_);
     }
   }
 
  private:
+  void interrupt() {
+    if (!interrupt_) return;
+    interrupt_();
+    interrupted_ = Clock::now();
+  }
+
   // The data for this call may have arrived before the failure. Then the next call reports the
   // failure.
   Progress poll_after_failure() {
     Progress progress = poll_();
     if (progress != Progress::blocked) return progress;
-    if (interrupt_) interrupt_();  // Ctrl-C is the cause of the peers' failure
+    interrupt();  // Ctrl-C is the cause of the peers' failure
     sleeper_.check();
     return progress;
   }
@@ -170,7 +178,7 @@ class Waiter {
     sleeper_.announce_sleep();
     const Announced announced{sleeper_};
     const Progress progress = poll_();
-    if (progress == Progress::blocked && !sleeper_.sleep(limit) && interrupt_) interrupt_();
+    if (progress == Progress::blocked && !sleeper_.sleep(limit)) interrupt();
     return progress;
   }
 
@@ -185,6 +193,7 @@ class Waiter {
   const Interrupt& interrupt_;
   Backoff backoff_;
   Clock::time_point next_check_;
+  Clock::time_point interrupted_;  // the end of the last interrupt
 };
 
 }  // namespace pycollective

@@ -32,6 +32,10 @@ std::string CallRecord::describe() const {
   return text + ")";
 }
 
+void CallRecord::name_reproducible() {
+  set_name(algorithm, std::string(algorithm) + ", reproducible");
+}
+
 namespace {
 
 // The finalizer of splitmix64.

@@ -173,8 +173,10 @@ Failure mismatch_failure(const TitledRank& me, const KnownCalls& mine, const Tit
               their_call = found.mine ? found.theirs->text : last_of(theirs);
   std::string text = "ranks made calls that do not belong together: " + me.title + " called " +
                      my_call + ", " + peer.title + " called " + their_call + ". ";
-  if (found.mine && !found.is_first && found.mine->text == found.theirs->text) {
-    text += "These two are equal: an earlier call differed, and is not recorded any more. ";
+  if (my_call == their_call) {
+    text += found.mine && !found.is_first
+                ? "These two are equal: an earlier call differed, and is not recorded any more. "
+                : "They differ in something that is not shown, such as counts. ";
   }
   text +=
       "All ranks must make the same calls in the same order, with equal shape, dtype, op, "

@@ -44,6 +44,8 @@ struct CallRecord {
 
   void seal();
   std::string describe() const;
+  // Adds to the algorithm that the call combines in the order of the ranks.
+  void name_reproducible();
 };
 
 // Returns the fingerprint of a call after a call with the fingerprint `before`.

@@ -236,6 +236,9 @@ def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list
             wanted = wanted or [names[0]]
         if wanted:
             chosen[collective] = list(dict.fromkeys(wanted))
+    missing = set(args.collective or ()) - {"all"} - chosen.keys()
+    if missing and not args.tune:
+        options.refuse_collectives(missing, args.algorithm)
     return chosen
 
 

@@ -9,9 +9,9 @@ import re
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pycollective.algorithms import Algorithm
 from pycollective.environment import MAX_RANKS, is_number
@@ -26,6 +26,14 @@ T = TypeVar("T")
 
 class WrongOptionError(Exception):
     """Options that do not fit together; the command line prints the text with the command's usage."""
+
+
+def refuse_collectives(missing: Iterable[str], asked: Iterable[Any]) -> NoReturn:
+    """Raise ValueError for collectives that have none of the algorithms of the option -a."""
+    names = ", ".join(str(getattr(one, "name", one)) for one in asked)
+    raise ValueError(
+        f"{', '.join(sorted(missing))}: no algorithm is called {names}; leave it out of -c"
+    )
 
 
 def command(

@@ -63,8 +63,8 @@ def add_parser(commands: Any) -> None:
         default=["all_reduce"], metavar="NAME",
         help=f"one or several of {', '.join(_COLLECTIVES)} (all_reduce)")  # fmt: skip
     add("-a", "--algorithm", **options.several(options.algorithm), default=["all"], metavar="NAME",
-        help="one or several; FILE.py:NAME for one of your own; 'hierarchical' needs several ranks "
-        "on a host (all)")  # fmt: skip
+        help="one or several; FILE.py:NAME for one of your own; 'all' has "
+        "'hierarchical' only with several ranks on a host (all)")  # fmt: skip
     options.add_sizes(p, 1 << 10, 64 << 20, 16)
     add("--root", type=options.whole(0, _MOST_RANKS), default=0, metavar="RANK",
         help="root of rooted collectives (0)")  # fmt: skip
@@ -145,6 +145,7 @@ def _algorithms(
     """Return all pairs of a collective and an algorithm that are simulated."""
     levels = any(1 < len(set(cluster.hosts)) < cluster.ranks for cluster in clusters)
     chosen: list[tuple[str, str | Algorithm]] = []
+    missing = set(args.collective)
     for asked in args.algorithm:
         found: list[tuple[str, str | Algorithm]] = []
         lists = []
@@ -165,6 +166,9 @@ def _algorithms(
         if not found:
             raise ValueError(f"no algorithm is called {asked!r} here ({'; '.join(lists)}; all)")
         chosen += found
+        missing -= {collective for collective, _ in found}
+    if missing:
+        options.refuse_collectives(missing, args.algorithm)
     return list(dict.fromkeys(chosen))
 
 

@@ -41,6 +41,12 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Join the files and return the exit status."""
+    inputs = [file.resolve() for file in args.files]
+    if len(set(inputs)) < len(inputs):
+        raise options.WrongOptionError(ValueError("a timeline is given twice"))
+    if Path(args.output).resolve() in inputs:
+        text = f"the output {args.output} is one of the timelines: it would be replaced"
+        raise options.WrongOptionError(ValueError(text))
     try:
         count = merge(args.files, args.output)
     except (OSError, ValueError) as error:

@@ -148,7 +148,8 @@ class Communicator(Extremes, Prefixes, Objects):
         key : int
             The new ranks are in the order of the keys. Ranks with equal keys keep their order.
         async_op, timeout
-            As in `all_reduce`; so are the other errors.
+            As in `all_reduce`; so are the other errors. The timeout applies to each of the parts of the
+            call, and twice to the last one.
 
         Returns
         -------

@@ -46,7 +46,10 @@ class Persistent(Generic[R]):
     """
 
     def __init__(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> None:
-        signature = inspect.signature(call)
+        try:
+            signature = inspect.signature(call)
+        except ValueError:  # a function of Python itself
+            signature = inspect.Signature()
         if "async_op" not in signature.parameters or "async_op" in options:
             raise TypeError(
                 "Persistent takes a method that has async_op, such as comm.all_reduce, and the method's "

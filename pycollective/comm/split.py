@@ -136,8 +136,8 @@ def split_groups(
     members: list[int] = []
     me = communicator.rank
     try:
+        members = _members(communicator, color, key, seconds)
         with communicator._between("split"):
-            members = _members(communicator, color, key, seconds)
             made, problem = _make(communicator, members, seconds)
             _agree(communicator, color, members, problem, seconds)
     except BaseException:

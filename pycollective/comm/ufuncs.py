@@ -46,8 +46,9 @@ class ByFunction(Engine):
         parts = _Parts(member, call.collective, function, source, call.timeout)
 
         def execute() -> None:
+            received = parts.exchange()
             with member._between(f"{call.collective} with {function}"):
-                parts.reduce(call.target, call.root)
+                parts.reduce(received, call.target, call.root)
 
         if call.async_op:
             return member._run_later(execute)
@@ -69,12 +70,14 @@ class _Parts:
         number = zlib.crc32(f"{name} {self._label}".encode())
         self._agreed = [*source.shape, -2, number]
 
-    def reduce(self, target: Array | None, root: int) -> None:
-        """Run the reduction into ``target``."""
-        size = self._member.size
+    def exchange(self) -> Array:
+        """Return this rank's part of all contributions."""
+        shape = (self._member.size, self._count)
         # Pad with the array's own elements: other values could raise errors in the function.
-        sent = np.resize(self._source.reshape(-1), (size, self._count))
-        received = self._moved("all_to_all", sent, (size, self._count))
+        return self._moved("all_to_all", np.resize(self._source.reshape(-1), shape), shape)
+
+    def reduce(self, received: Array, target: Array | None, root: int) -> None:
+        """Run the reduction of the contributions into ``target``."""
         if self._name in ("scan", "exscan"):
             results = self._moved("all_to_all", self._prefixes(received), received.shape)
         else:
@@ -95,8 +98,16 @@ class _Parts:
         yield total
         for other in contributions[1:]:
             with np.errstate(all="ignore"):  # no warnings about infinities, as in the core
-                total = np.asarray(self._function(total, other)).astype(total.dtype, copy=False)
+                total = self._in_dtype(np.asarray(self._function(total, other)), total.dtype)
             yield total
+
+    def _in_dtype(self, found: Array, dtype: np.dtype[Any]) -> Array:
+        """Return a result in the arrays' dtype; refuse Python objects of another kind."""
+        if found.dtype == object and found.size:
+            made = np.asarray(found.tolist()).dtype
+            if not np.can_cast(made, dtype, "same_kind"):
+                raise TypeError(f"{self._function} makes {made} of {dtype}: convert x first")
+        return found.astype(dtype, copy=False)
 
     def _prefixes(self, contributions: Array) -> Array:
         """Return each rank's result of a scan."""

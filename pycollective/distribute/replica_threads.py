@@ -246,9 +246,10 @@ class ReplicaRun:
 
     def _sleep(self, left: float) -> None:
         """Wait for a change. Time in which the process was stopped makes no replica late."""
-        seconds, before = min(left, _SLICE), time.monotonic()
+        seconds, before, used = min(left, _SLICE), time.monotonic(), time.process_time()
         self._changed.wait(seconds)
-        missed = time.monotonic() - before - seconds
+        # A process that uses a processor is not stopped: another thread may have had the GIL.
+        missed = time.monotonic() - before - seconds - (time.process_time() - used)
         if missed > _SLICE:
             self._missed += missed
 

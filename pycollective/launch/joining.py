@@ -37,7 +37,7 @@ from pycollective.launch.description import (
     FirstRankLostError,
 )
 from pycollective.launch.handshake import Channel, HandshakeError
-from pycollective.launch.handshake_server import HANDSHAKE_SECONDS
+from pycollective.launch.handshake_server import HANDSHAKE_SECONDS, HandshakeServer
 from pycollective.launch.leader import Leader, reported
 from pycollective.launch.members import int_of, milliseconds_until, time_of
 from pycollective.launch.peers import (
@@ -79,6 +79,7 @@ class Joining:
         self.elastic = about.least > 0  # set again from rank 0's table
         self.store: Store | Client | None = None
         self.leader: Leader | None = None  # at rank 0
+        self._refused = ""  # about the last join request that rank 0 refused
         self.check = 0  # the number of the last membership check that this rank has answered
         self.last_name = ""  # the group in the last table
 
@@ -260,9 +261,14 @@ class Joining:
         apart = self.about.own is None and own[0] != address
         self.peers.listen(own, None if apart else front)
         self.leader = Leader(
-            self.about, store, self.peers.seconds, self.peers.streams, lambda: front.rejected
+            self.about, store, self.peers.seconds, self.peers.streams, lambda: self._rejected(front)
         )
         return store
+
+    def _rejected(self, front: HandshakeServer) -> str:
+        """Return a text about rejected connections and the last join request that was refused."""
+        failed = f"{front.rejected} connections failed the handshake" if front.rejected else ""
+        return ", ".join(filter(None, [failed, self._refused]))
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Accept a join request, or the connection of a peer, at rank 0's address."""
@@ -275,10 +281,11 @@ class Joining:
         try:
             size = int_of(hello, "size", 1, MAX_RANKS)
             if size != self.whole[1]:
-                text = f"rank 0 expects {self.whole[1]} ranks, but this rank expects {size}"
+                text = f"rank 0 expects {self.whole[1]} ranks, but a rank that joins expects {size}"
                 raise HandshakeError(text)
             rank = int_of(hello, "rank", 1, size - 1)
         except HandshakeError as error:
+            self._refused = f"a join request was refused: {error}"
             channel.send({"error": str(error)}, time.monotonic() + HANDSHAKE_SECONDS)
             raise
         store.admit(channel, str(rank))

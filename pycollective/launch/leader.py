@@ -44,8 +44,8 @@ def reported(why: Any, reporter: int, size: int) -> tuple[str, list[int]]:
 class Leader:
     """Rank 0's decisions, from the keys of all ranks; each decision sets one key of the store.
 
-    ``rejected`` returns the number of connections that failed the handshake. `reasons` has the
-    errors of ranks that have given up: their texts, and the ranks that they name.
+    ``rejected`` returns a text about the connections and join requests that were rejected. `reasons`
+    has the errors of ranks that have given up: their texts, and the ranks that they name.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Leader:
         store: Store,
         seconds: float,
         streams: int,
-        rejected: Callable[[], int],
+        rejected: Callable[[], str],
     ) -> None:
         self._size, self._least, self._patience = about.size, about.least, about.patience
         self._about, self._admissions = about, about.admissions
@@ -150,8 +150,8 @@ class Leader:
             first = max(first, self._begun + _CONNECT_SECONDS)
             if first < until:
                 until, note = first, f", because {self._about.title(rank)} gives up then"
-        count = self._rejected()
-        rejected = f" ({count} connections failed the handshake)" * bool(count)
+        rejected = self._rejected()
+        rejected = f" ({rejected})" if rejected else ""
         what = f"{self._about.titles(absent)} of {self._size} {self._where}{rejected}"
         if problem := self._waits(what, absent, self._begun, until, note):
             text, ranks = problem

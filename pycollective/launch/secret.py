@@ -22,6 +22,7 @@ from pycollective.errors import RendezvousError
 SECRET = "PYCOLLECTIVE_SECRET"
 SECRET_FILE = "PYCOLLECTIVE_SECRET_FILE"
 _SHORTEST = 16
+_LONGEST = 1 << 16
 _NAME = "pycollective.key"
 _BYTES = 64
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,7 +58,10 @@ def _of_file(path: str) -> bytes:
     """
     with open(path, "rb") as file:
         check_private(path, os.fstat(file.fileno()))
-        return file.read().strip()
+        secret = file.read(_LONGEST + 1)
+    if len(secret) > _LONGEST:
+        raise ValueError(f"{path!r} has more than {_LONGEST:,} bytes, which is no secret")
+    return secret.strip()
 
 
 def check_private(path: str, found: os.stat_result) -> None:

@@ -231,6 +231,7 @@ def test_bench_wrong_options_are_refused_with_the_reason(capsys):
         ("-b 2 -e 1K", "from at least 4 bytes"),
         ("-f 1", "not a whole number from 2"),
         ("-a bus", "no algorithm is called 'bus' here"),
+        ("-c broadcast all_reduce -a tree -e 8", "all_reduce: no algorithm is called tree"),
         ("-c reduce -a chain", "no algorithm is called 'chain' here"),
         ("-d float32 -o xor", "xor"),
         ("-d text", "text"),

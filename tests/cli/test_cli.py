@@ -143,6 +143,12 @@ def test_options_that_contradict_each_other_are_refused(capsys, tmp_path):
         ("run -n 2", "give a script"),
         (f"run {__file__} -n 2", "give the number of ranks before the script"),
         (f"timeline merge x -o {tmp_path}/nowhere/x", "there is no such folder"),
+        (f"timeline merge {tmp_path}/x {tmp_path}/y -o {tmp_path}/x", "it would be replaced"),
+        (f"timeline merge x ./x -o {tmp_path}/y", "a timeline is given twice"),
+        (
+            "simulate -n 4 -e 1K -c all_reduce broadcast -a ring",
+            "broadcast: no algorithm is called",
+        ),
     ):
         assert text in refused(capsys, words)
 

@@ -155,6 +155,10 @@ def test_all_reduce_together_of_large_arrays_is_right():
           lambda c: c.all_reduce(np.zeros(3), algorithm="reduce_to_one")],
          ["ring", "reduce_to_one"]),
         ([lambda c: c.barrier(), lambda c: c.all_reduce(np.zeros(3))], ["barrier", "all_reduce"]),
+        ([lambda c: c.all_reduce(np.zeros(3)), lambda c: c.all_reduce(np.zeros(3), reproducible=True)],
+         ["float64[3]", "direct, reproducible"]),
+        ([lambda c: c.all_to_all(np.zeros(3), [2, 1], out_counts=[2, 2 - c.rank])] * 2,
+         ["all_to_all", "differ in something that is not shown, such as counts"]),
         ([lambda c: c.all_reduce(np.zeros(0)), lambda c: c.all_reduce(np.zeros(1))],
          ["float64[0]", "float64[1]"]),
     ],
@@ -253,6 +257,65 @@ def test_interrupt_while_a_dtype_is_named_is_raised():
     finally:
         sys.setprofile(None)
     assert comm.broadcast(x) is not None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c, x: c.broadcast(x),
+        lambda c, x: c.all_to_all(x, [2], out_counts=[2]),
+        lambda c, x: c.all_to_all(x, [2], out_counts=[2], async_op=True),
+        lambda c, x: c.send(x, 0),
+        lambda c, x: c.recv(x, 0),
+        lambda c, x: c.all_reduce_many([x]),
+    ],
+)
+def test_close_while_a_dtype_is_named_ends_the_call_with_an_error(call):
+    """NumPy's Python code names dtypes, and a signal handler in it may close the communicator."""
+    (comm,) = local_group(1, timeout=5)
+    closed = []
+
+    def close(frame, event, argument):
+        if frame.f_code.co_filename.endswith("_dtype.py"):
+            sys.setprofile(None)
+            comm.close()
+            closed.append(True)
+
+    sys.setprofile(close)
+    try:
+        with pytest.raises((pc.CollectiveError, TypeError)):
+            call(comm, np.ones(2, "M8[s]"))
+    finally:
+        sys.setprofile(None)
+    assert closed
+
+
+@pytest.mark.slow
+def test_deadline_is_kept_while_another_thread_has_the_gil():
+    comms = local_group(2, timeout=3.0)
+    numbers, ended = np.random.default_rng(0).random(1_000_000).tolist(), threading.Event()
+
+    def busy():
+        while not ended.is_set():
+            sorted(numbers)  # has the GIL for about 0.6 s
+
+    other = threading.Thread(target=busy)
+    other.start()
+    try:
+        began = time.monotonic()
+        with pytest.raises(pc.CollectiveTimeoutError):
+            comms[0].all_reduce(np.ones(3))
+        assert time.monotonic() - began < 20  # 39 s when waits for the GIL extended the deadline
+    finally:
+        ended.set()
+        other.join()
+
+
+def test_rank_and_size_are_read_only():
+    (comm,) = local_group(1)
+    for name in ("rank", "size"):
+        with pytest.raises(AttributeError):
+            setattr(comm, name, 2)
 
 
 def test_all_reduce_wrong_arguments_raise():

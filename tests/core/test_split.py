@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -103,6 +104,22 @@ def test_split_error_in_the_last_part_fails_the_new_group(on_ranks, error):
     assert nothing is None
     assert type(error_of_1) is expected
     assert re.match(text, str(error_of_1))
+
+
+def test_split_within_a_call_is_refused_and_leaves_the_group_working():
+    comms = local_group(2, timeout=30)
+    first = threading.Thread(target=comms[0].barrier)
+    first.start()
+    until = time.monotonic() + 20
+    while "rank 0 is in barrier" not in comms[1].describe():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    for call in (lambda: comms[0].split(0), lambda: comms[0].all_reduce(np.ones(2), np.hypot)):
+        with pytest.raises(RuntimeError, match="rank 0 is already in a collective call"):
+            call()
+    comms[1].barrier()
+    first.join(30)
+    assert not first.is_alive() and comms[0]._group.failure is None
 
 
 def test_split_with_another_call_raises_mismatch_error(on_ranks):

@@ -67,6 +67,14 @@ def test_ufunc_of_python_keeps_the_dtype(on_ranks):
     assert on_ranks(pc.local_group(3, timeout=20), work) == [("int16", [-1, 5, -3])] * 3
 
 
+@pytest.mark.parametrize("function", [lambda a, b: (a + b) / 2, lambda a, b: None])
+def test_ufunc_of_python_with_results_of_another_kind_raises_type_error(function, on_ranks):
+    op = np.frompyfunc(function, 2, 1)
+    for x, error in ((np.array([0, 7]), TypeError), (np.zeros(0, int), None)):
+        found = on_ranks(pc.local_group(2, timeout=20), lambda c, x=x: c.all_reduce(x, op))
+        assert any(isinstance(result, error) for result in found) if error else found[0].size == 0
+
+
 @pytest.mark.parametrize(
     ("op", "text"),
     [(np.sin, "function of two numbers"), (np.divmod, "function of two numbers"),

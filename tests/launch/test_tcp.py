@@ -314,6 +314,9 @@ def test_init_bad_tcp_description_raises_rendezvous_error(tmp_path):
         init(environment=nowhere)
     with pytest.raises(RendezvousError, match="SECRET_FILE has 5 bytes"):
         init(environment=env)
+    env["PYCOLLECTIVE_SECRET_FILE"] = "/dev/zero"
+    with pytest.raises(RendezvousError, match="SECRET_FILE='/dev/zero' has more than 65,536 bytes"):
+        init(environment=env)
     with pytest.raises(RendezvousError, match="=tcp needs a launcher .*, or PYCOLLECTIVE_RANK, "):
         init(environment={"PYCOLLECTIVE_TRANSPORT": "tcp"})
 
@@ -323,8 +326,10 @@ def test_ranks_and_sizes_that_differ_raise_and_are_named(on_ranks, monkeypatch):
     port = free_port()
     envs = [environment(0, 2, port), environment(1, 3, port)]
     first, second = refused(on_ranks, monkeypatch, *map(joining, envs))
-    assert "rank 0 expects 2 ranks, but this rank expects 3" in str(second)
-    assert "rank 1 of 2" in str(first)
+    assert "rank 0 expects 2 ranks, but a rank that joins expects 3" in str(second)
+    assert "rank 1 of 2" in str(first) and "a join request was refused: rank 0 expects" in str(
+        first
+    )
     port = free_port()
     results = join([environment(r, 3, port) for r in (0, 1, 1)], 4.0)
     assert sum("rank 1 is taken" in str(r) for r in results) == 1
