@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # the names that `__getattr__` finds, for type checkers
     from pycollective.tensor.ops.arrays import *  # noqa: F403
     from pycollective.tensor.ops.elementwise import *  # noqa: F403
     from pycollective.tensor.ops.joining import *  # noqa: F403
+    from pycollective.tensor.ops.norms import *  # noqa: F403
     from pycollective.tensor.ops.reductions import *  # noqa: F403
 
     bool = dtypes.bool_

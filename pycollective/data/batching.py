@@ -58,8 +58,8 @@ class Batch(Transformed):
         for batch in _lists(self._source._iter(), self._size, self._drop):
             yield nest.map_structure(_stack, component_names(batch[0]), *batch)
 
-    def cardinality(self) -> int:
-        return _number_of_batches(self._source.cardinality(), self._size, self._drop)
+    def _known_length(self) -> int:
+        return _number_of_batches(self._source._known_length(), self._size, self._drop)
 
     def _make_spec(self) -> Any:
         rows = self._size if self._drop else None
@@ -170,8 +170,8 @@ class PaddedBatch(Transformed):
             target[tuple(slice(n) for n in array.shape)] = array
         return out if wanted else np.stack(arrays)
 
-    def cardinality(self) -> int:
-        return _number_of_batches(self._source.cardinality(), self._size, self._drop)
+    def _known_length(self) -> int:
+        return _number_of_batches(self._source._known_length(), self._size, self._drop)
 
     def _make_spec(self) -> Any:
         spec = self._source.element_spec
@@ -277,8 +277,8 @@ class Rebatch(Transformed):
     def _iter(self) -> Iterator[Any]:
         return rebatched(self._source._iter(), itertools.cycle(self._sizes), self._drop)
 
-    def cardinality(self) -> int:
-        count = self._source.cardinality()
+    def _known_length(self) -> int:
+        count = self._source._known_length()
         return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
     def _make_spec(self) -> Any:
@@ -329,8 +329,8 @@ class RebatchByBatch(Transformed):
         size = -(-len(array) // self._parts)
         return array[part * size : (part + 1) * size]
 
-    def cardinality(self) -> int:
-        count = self._source.cardinality()
+    def _known_length(self) -> int:
+        count = self._source._known_length()
         return count if count < 0 else count * self._parts
 
     def _make_spec(self) -> Any:
@@ -375,12 +375,12 @@ class Unbatch(Transformed):
             for i in range(number_of_rows(batch)):
                 yield nest.map_structure(lambda a, i=i: a[i, ...], batch)
 
-    def cardinality(self) -> int:
-        count = self._source.cardinality()
+    def _known_length(self) -> int:
+        count = self._source._known_length()
         if count <= 0:
             return count
         if isinstance(self._source, Batch) and not self._source._drop:
-            return self._source._source.cardinality()
+            return self._source._source._known_length()
         lengths = {
             s.shape[0] if s.shape is not None and len(s.shape) else None
             for s in nest.flatten(self._source.element_spec)

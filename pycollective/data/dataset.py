@@ -21,8 +21,10 @@ from pycollective.data.spec import (
     component_names,
     signature_of,
 )
+from pycollective.dtypes import int64
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, TensorShape, as_tensor
+from pycollective.tensor.ops.arrays import constant
 from pycollective.tensor.text import as_text, is_text
 
 
@@ -115,7 +117,7 @@ class Dataset:
         """Yield the elements as nests of arrays."""
         raise NotImplementedError
 
-    def cardinality(self) -> int:
+    def _known_length(self) -> int:
         """Return the number of elements, -1 if infinite, -2 if unknown."""
         return UNKNOWN_CARDINALITY
 
@@ -224,8 +226,12 @@ class Dataset:
             self._spec = self._make_spec()
         return self._spec
 
+    def cardinality(self) -> Tensor:
+        """Return the number of elements as int64, -1 if infinite, -2 if unknown."""
+        return constant(self._known_length(), int64)
+
     def __len__(self) -> int:
-        count = self.cardinality()
+        count = self._known_length()
         if count == INFINITE_CARDINALITY:
             raise TypeError("The dataset is infinite.")
         if count == UNKNOWN_CARDINALITY:
@@ -236,7 +242,7 @@ class Dataset:
         return True
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__.lstrip('_')} dataset of {self.cardinality()} elements>"
+        return f"<{type(self).__name__.lstrip('_')} dataset of {self._known_length()} elements>"
 
     # Sources ------------------------------------------------------------------------------------
 

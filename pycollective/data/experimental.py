@@ -9,6 +9,7 @@ from pycollective.data.optional import Optional
 from pycollective.data.options import SHARD_HINT, AutoShardPolicy, DistributeOptions
 from pycollective.data.spec import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from pycollective.data.transformations import AssertCardinality
+from pycollective.tensor import Tensor
 
 __all__ = [
     "AUTOTUNE",
@@ -24,8 +25,8 @@ __all__ = [
 ]
 
 
-def cardinality(dataset: Dataset) -> int:
-    """Return the number of elements of ``dataset``, -1 if infinite, -2 if unknown."""
+def cardinality(dataset: Dataset) -> Tensor:
+    """Return the number of elements of ``dataset`` as int64, -1 if infinite, -2 if unknown."""
     return dataset.cardinality()
 
 

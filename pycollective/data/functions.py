@@ -193,7 +193,7 @@ class Filter(Transformed):
             if said:
                 yield element
 
-    def cardinality(self) -> int:
+    def _known_length(self) -> int:
         return UNKNOWN_CARDINALITY
 
 
@@ -256,7 +256,7 @@ class Interleave(Transformed):
                     turns[place] = turn = None
             place = (place + 1) % self._cycle
 
-    def cardinality(self) -> int:
+    def _known_length(self) -> int:
         return UNKNOWN_CARDINALITY
 
     def _make_spec(self) -> Any:

@@ -41,7 +41,7 @@ class Shuffle(Ordered):
     ) -> None:
         super().__init__(source)
         size = at_least(buffer_size, UNKNOWN_CARDINALITY, "buffer_size")
-        if size == UNKNOWN_CARDINALITY:  # as `cardinality()` returned it
+        if size == UNKNOWN_CARDINALITY:  # as `_known_length()` returned it
             size = sys.maxsize
         self._buffer_size = at_least(size, 1, "buffer_size")
         own = random.default_generator().integers(2**63) if seed is None else seed
@@ -85,8 +85,8 @@ class Repeat(Ordered):
             if empty:  # an empty source repeated for ever would never end
                 return
 
-    def cardinality(self) -> int:
-        count = self._source.cardinality()
+    def _known_length(self) -> int:
+        count = self._source._known_length()
         if self._count == 0 or count == 0:
             return 0
         if self._count < 0:
@@ -104,7 +104,7 @@ class Take(Ordered):
 
     def _takes_all(self) -> bool:
         """Return True if no element is left out."""
-        return self._count < 0 or 0 <= self._source.cardinality() <= self._count
+        return self._count < 0 or 0 <= self._source._known_length() <= self._count
 
     def _rows(self) -> Rows | None:
         return self._source._rows() if self._takes_all() else super()._rows()
@@ -128,8 +128,8 @@ class Take(Ordered):
         if self._takes_all():
             next(elements, None)  # caches must see the end
 
-    def cardinality(self) -> int:
-        count = self._source.cardinality()
+    def _known_length(self) -> int:
+        count = self._source._known_length()
         if self._count < 0:
             return count
         if count == INFINITE_CARDINALITY:
@@ -159,8 +159,8 @@ class Skip(Ordered):
             return iter(())
         return itertools.islice(self._source._iter(), self._count, None)
 
-    def cardinality(self) -> int:
-        count = self._source.cardinality()
+    def _known_length(self) -> int:
+        count = self._source._known_length()
         if self._count < 0:
             return 0
         return count if count < 0 else max(0, count - self._count)
@@ -205,8 +205,8 @@ class Shard(Ordered):
         self._check_filled_in()
         return itertools.islice(self._source._iter(), self._first, None, self._step)
 
-    def cardinality(self) -> int:
-        count = self._source.cardinality()
+    def _known_length(self) -> int:
+        count = self._source._known_length()
         if self._is_hint:
             return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
         return count if count < 0 else len(range(self._first, count, self._step))

@@ -106,7 +106,7 @@ def shard_by_file(dataset: Dataset, num_workers: int, worker_index: int) -> Data
         if num_workers > 1:
             _log.warning(
                 "assert_cardinality(%d) is left out: the files are shared out among %d workers",
-                dataset.cardinality(),
+                dataset._known_length(),
                 num_workers,
             )
         return shard_by_file(dataset._source, num_workers, worker_index)
@@ -198,7 +198,7 @@ def share_of_worker(
         _check_batched(dataset.element_spec, num_replicas_in_sync)
     policy, part = _shared(dataset, num_workers, worker_index)
     size = batch_size_of(dataset)
-    steps = dataset.cardinality()
+    steps = dataset._known_length()
     sizes = None
     if num_replicas_in_sync > 1:
         per_worker = num_replicas_in_sync // num_workers
@@ -236,7 +236,7 @@ def _total_rows(batches: Dataset) -> int:
     """Return the number of rows of all batches, -1 if infinite, -2 if unknown."""
     while isinstance(batches, (Cache, FileCache, Prefetch, Shuffle, WithOptions)):
         batches = batches._source
-    return Unbatch(batches).cardinality()
+    return Unbatch(batches)._known_length()
 
 
 def _check_batched(spec: Any, replicas: int) -> None:

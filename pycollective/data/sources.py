@@ -47,7 +47,7 @@ class TensorSlices(Dataset):
     def _iter(self) -> Iterator[Any]:
         return Rows(self._columns, lambda: iter([np.arange(self._length)])).elements()
 
-    def cardinality(self) -> int:
+    def _known_length(self) -> int:
         return self._length
 
     def _make_spec(self) -> Any:
@@ -64,7 +64,7 @@ class SingleElement(Dataset):
     def _iter(self) -> Iterator[Any]:
         yield self._element
 
-    def cardinality(self) -> int:
+    def _known_length(self) -> int:
         return 1
 
     def _make_spec(self) -> Any:

@@ -79,8 +79,8 @@ class Concatenate(Transformed):
         yield from self._source._iter()
         yield from self._other._iter()
 
-    def cardinality(self) -> int:
-        one, other = self._source.cardinality(), self._other.cardinality()
+    def _known_length(self) -> int:
+        one, other = self._source._known_length(), self._other._known_length()
         if INFINITE_CARDINALITY in (one, other):
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in (one, other) else one + other
@@ -149,7 +149,7 @@ class AssertCardinality(Transformed):
                 "elements."
             )
 
-    def cardinality(self) -> int:
+    def _known_length(self) -> int:
         return self._expected
 
 
@@ -201,8 +201,8 @@ class Zip(Dataset):
             with contextlib.suppress(Exception):  # the element is dropped, so its error is too
                 next(turn, None)
 
-    def cardinality(self) -> int:
-        counts = [d.cardinality() for d in self._datasets]
+    def _known_length(self) -> int:
+        counts = [d._known_length() for d in self._datasets]
         finite = [c for c in counts if c != INFINITE_CARDINALITY]
         if not finite:
             return INFINITE_CARDINALITY

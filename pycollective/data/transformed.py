@@ -68,8 +68,8 @@ class Transformed(Dataset):
     def _make_spec(self) -> Any:
         return self._source.element_spec
 
-    def cardinality(self) -> int:
-        return self._source.cardinality()
+    def _known_length(self) -> int:
+        return self._source._known_length()
 
     def _batch_size(self) -> int | None:
         return self._source._batch_size()

@@ -21,7 +21,7 @@ class _Component(Dataset):
     def _iter(self) -> Iterator[Any]:
         return iter(self._arrays)
 
-    def cardinality(self) -> int:
+    def _known_length(self) -> int:
         return len(self._arrays)
 
     def _make_spec(self) -> Any:
@@ -60,8 +60,8 @@ class Window(Transformed):
             if missing > 0:  # the next window begins after the elements read so far
                 next(itertools.islice(elements, missing, missing), None)
 
-    def cardinality(self) -> int:
-        count = self._source.cardinality()
+    def _known_length(self) -> int:
+        count = self._source._known_length()
         if count < 0:
             return count
         if self._drop:

@@ -379,7 +379,7 @@ def distribute_from_function(
     parts = _Parts(extended, datasets, steps_ahead(options), False, goes_to_devices(options))
 
     def cardinality() -> int:
-        counts: list[int] = [d.cardinality() for d in datasets]
+        counts = [int(d.cardinality()) for d in datasets]
         if min(counts) < 0:
             return min(counts)
         # Without partial batches, the first replica without data ends the pass.

@@ -564,6 +564,10 @@ class Variable(Operators, metaclass=_VariableMeta):
         memo[id(self)] = copied
         return copied
 
+    def ref(self) -> Reference:
+        """Return a key for dictionaries and sets, which is equal for this variable only."""
+        return Reference(self)
+
     def __len__(self) -> int:
         return len(self.local().like())
 
@@ -591,6 +595,46 @@ class Variable(Operators, metaclass=_VariableMeta):
             f"<tf.Variable '{self._name}' shape={value.shape} dtype={value.dtype}, "
             f"numpy={value.numpy()!r}>"
         )
+
+
+def _refused(operator: str, instead: str) -> Callable[[Variable, Any], Variable]:
+    def in_place(self: Variable, value: Any) -> Variable:
+        raise RuntimeError(
+            f"`variable {operator}= value` would replace the variable {self._name!r} by a tensor: use "
+            f"`variable.{instead}` to change it, or `out = variable {operator} value` for a tensor"
+        )
+
+    return in_place
+
+
+for _name, _operator, _instead in (
+    ("add", "+", "assign_add(value)"),
+    ("sub", "-", "assign_sub(value)"),
+    ("mul", "*", "assign(variable * value)"),
+    ("truediv", "/", "assign(variable / value)"),
+    ("pow", "**", "assign(variable ** value)"),
+):
+    setattr(Variable, f"__i{_name}__", _refused(_operator, _instead))
+
+
+class Reference:
+    """The result of `Variable.ref`, as TensorFlow has it."""
+
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+
+    def deref(self) -> Variable:
+        """Return the variable."""
+        return self._variable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and other._variable is self._variable
+
+    def __hash__(self) -> int:
+        return id(self._variable)
+
+    def __repr__(self) -> str:
+        return f"<Reference wrapping {self._variable!r}>"
 
 
 def _restored(

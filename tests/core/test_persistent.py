@@ -89,6 +89,7 @@ def test_persistent_invalid_arguments_raise_before_the_first_start():
     x = np.zeros(2)
     for text, call, args, options in (
         ("has async_op", comm.describe, (), {}),
+        ("has async_op", max, (1,), {}),
         ("has async_op", comm.all_reduce, (x,), {"async_op": True}),
         ("'algoritm'", comm.all_reduce, (x,), {"algoritm": "ring"}),
         ("missing a required argument: 'x'", comm.all_reduce, (), {}),

@@ -62,7 +62,7 @@ def test_count_of_any_integer_type_gives_the_dataset_of_an_int(
 ) -> None:
     expected, found = call(Dataset.range(10), int), call(Dataset.range(10), kind)
     assert found.cardinality() == expected.cardinality()
-    assert type(found.cardinality()) is int
+    assert found.cardinality().dtype == "int64"
     assert values(found) == values(expected)
     assert found.element_spec == expected.element_spec
 

@@ -895,3 +895,10 @@ def test_counters_keep_their_keys_in_a_structure():
     assert type(doubled) is Counter
     assert doubled == Counter(a=4, b=6)
     assert nest.pack_as(counts, [0, -1]) == {"a": 0, "b": -1}
+
+
+def test_cardinality_is_a_tensor_of_int64():
+    count = Dataset.range(3).cardinality()
+    assert count.numpy() == 3 and count.dtype == "int64"
+    endless = tf.data.experimental.cardinality(Dataset.range(3).repeat())
+    assert endless.numpy() == tf.data.INFINITE_CARDINALITY

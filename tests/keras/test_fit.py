@@ -258,7 +258,7 @@ class WithOwnSteps(TwoInputs):
             loss = self.compute_loss(x, y, self(x, training=True), weight)
         self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
         self.seen.update_state(tf.ones_like(y))
-        return {"loss": loss, "seen": self.seen.result(), "replicas": tf.constant(1.0)}
+        return {"loss": loss, "seen": self.seen.result(), "constant": tf.constant(1.0)}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return super().compute_loss(x, y, y_pred["out"], sample_weight, training)
@@ -282,15 +282,16 @@ def test_fit_overridden_steps_are_called(name):
     a, b = np.arange(5, dtype=np.float32)[:, None], np.full((5, 1), 2, np.float32)
     y = np.ones((5, 1), np.float32)
     logs = model.fit((a, b), y, batch_size=3, shuffle=False, verbose=0, epochs=2).history
-    # The last batch is [3, 4]: results of steps are summed, metrics cover all replicas.
+    # The last batch is [3, 4]: results of steps are averaged, metrics cover all replicas.
     assert logs["seen"] == [5, 5]
-    assert logs["replicas"] == [strategy.num_replicas_in_sync] * 2
+    assert logs["constant"] == [1, 1]
     w = 1.0
     for part in (a[:3], a[3:]):
         out = 2 * w * part
         loss = np.mean((out - 1) ** 2) + np.mean(out**2)
         w -= 0.01 * np.mean(2 * (out - 1) * 2 * part + 2 * out * 2 * part)
-    np.testing.assert_allclose(logs["loss"][0], loss, rtol=1e-5)
+    mean_share = loss / strategy.num_replicas_in_sync
+    np.testing.assert_allclose(logs["loss"][0], mean_share, rtol=1e-5)
     assert model.evaluate((a, b), y, verbose=0) == 10
     doubled = model.predict((a, b), verbose=0)
     assert doubled.shape == (5, 1)
@@ -482,7 +483,7 @@ def test_fit_default_step_does_not_synchronize_for_metrics(monkeypatch):
     class Own(keras.Sequential):
         def train_step(self, data):
             logs = super().train_step(data)
-            return {**logs, "twice": 2 * logs["mae"] / 2}
+            return {**logs, "twice": 2 * logs["mae"]}
 
     found = []
     monkeypatch.setattr(tf.distribute.ReplicaContext, "merge_call", merge_call)
@@ -499,7 +500,7 @@ def test_fit_default_step_does_not_synchronize_for_metrics(monkeypatch):
         assert len(merge_calls) == (0 if kind is keras.Sequential else 12)
     for name, values in found[0].items():
         assert found[1][name] == values
-    # The results of a step are summed over the replicas.
+    # The results of a step are averaged over the replicas.
     np.testing.assert_allclose(found[1]["twice"], 2 * np.array(found[1]["mae"]), rtol=1e-6)
 
 

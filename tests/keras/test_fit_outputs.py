@@ -236,8 +236,9 @@ def test_accumulate_steps_overridden_train_step_accumulates(name):
     kernel, bias = model.get_weights()
     np.testing.assert_allclose(kernel, 1 - X[:8].T @ error, rtol=1e-9)
     np.testing.assert_allclose(bias, -error[of_the_bias].sum(0), rtol=1e-9)
-    # The log contains the last batch's share of the step's loss.
-    np.testing.assert_allclose(logs["loss"], 4 * (error[4:] ** 2).sum(), rtol=1e-9)
+    # The log contains the mean of the replicas' shares of the last batch's loss.
+    mean_share = 4 * (error[4:] ** 2).sum() / strategy.num_replicas_in_sync
+    np.testing.assert_allclose(logs["loss"], mean_share, rtol=1e-9)
 
 
 # Types of input -----------------------------------------------------------------------------------
@@ -464,3 +465,11 @@ def test_lists_for_outputs_in_a_dict_are_in_the_order_of_the_sorted_keys(loss, t
     of = (lambda v: v * ones) if not isinstance(targets, dict) else None
     y = [of(v) for v in targets] if of else {k: v * ones for k, v in targets.items()}
     assert model.evaluate(ones, y, verbose=0) == expected
+
+
+def test_loss_as_a_metric_is_reported_by_its_name():
+    model = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
+    named = keras.losses.MeanAbsoluteError(name="distance")
+    model.compile("sgd", "mse", metrics=[keras.losses.MeanSquaredError(), named])
+    logs = model.evaluate(X, TARGETS, verbose=0, return_dict=True)
+    assert set(logs) == {"loss", "mean_squared_error", "distance"}

@@ -201,6 +201,8 @@ def test_normalization_adapts_to_data_and_inverts():
     batches.adapt(Dataset.from_tensor_slices((data, data)).batch(8))
     for layer in (whole, batches):
         np.testing.assert_allclose(layer(data).numpy(), expected, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(layer.mean, data.mean(axis=0, keepdims=True), rtol=1e-10)
+        np.testing.assert_allclose(layer.variance, data.var(axis=0, keepdims=True), rtol=1e-10)
     given = layers.Normalization(
         mean=data.mean(axis=0), variance=data.var(axis=0), invert=True, dtype="float64"
     )

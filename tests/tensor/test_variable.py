@@ -485,3 +485,19 @@ def test_variable_is_pickled_with_its_attributes():
     copied.assign_add([1, 1, 1])
     assert v.numpy().tolist() == [0, 1, 2]
     assert copied.numpy().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("operator", ["+=", "-=", "*=", "/=", "**="])
+def test_operator_in_place_raises_and_names_the_assignment(operator):
+    variable = tf.Variable(2.0, name="v")
+    with pytest.raises(
+        RuntimeError, match=r"would replace the variable 'v' .* use `variable.assign"
+    ):
+        exec(f"variable {operator} 3.0", {"variable": variable})
+    assert float(variable) == 2
+
+
+def test_references_are_equal_for_one_variable_only():
+    one, other = tf.Variable(1.0), tf.Variable(1.0)
+    assert {one.ref(): "one", other.ref(): "other"}[one.ref()] == "one"
+    assert one.ref().deref() is one and one.ref() != other.ref()

@@ -14,6 +14,7 @@ from pycollective.tensor import (
     VariableSynchronization,
     ops,
 )
+from pycollective.train.generator import Generator
 
 INPUTS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
@@ -531,4 +532,4 @@ def test_manager_takes_large_numbers_and_keeps_its_counter_after_an_error(tmp_pa
 
 def test_counter_of_three_words_raises():
     with pytest.raises(ValueError, match="a counter is an integer"):
-        train.generator.Generator.from_key_counter(7, [1, 2, 3], "philox")
+        Generator.from_key_counter(7, [1, 2, 3], "philox")

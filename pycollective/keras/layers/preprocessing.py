@@ -167,12 +167,31 @@ class Normalization(SameShape):
         for variable, value in zip(self._adapted, (mean, squares / count), strict=False):
             variable.assign(value)
 
+    @property
+    def mean(self) -> Tensor:
+        """The mean, in a shape that broadcasts against the inputs."""
+        return self._wide(0, self.input_mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance, in a shape that broadcasts against the inputs."""
+        return self._wide(1, self.input_variance)
+
+    def _wide(self, place: int, given: Array | None) -> Tensor:
+        if not self.built:
+            raise AttributeError(f'layer "{self._name}" has no statistics until it is built')
+        value = self._adapted[place] if given is None else self._spread(given)
+        return ops.reshape(ops.cast(value, self._dtype), self._wide_shape())
+
+    def _wide_shape(self) -> list[int]:
+        shape = [1] * self._rank
+        for axis, length in zip(self._kept, self._lengths, strict=True):
+            shape[axis] = length
+        return shape
+
     def _spread(self, value: Array) -> Array | None:
         """Return a given mean or variance, broadcast to the lengths of ``axis``; None if impossible."""
-        whole = [1] * self._rank
-        for axis, length in zip(self._kept, self._lengths, strict=True):
-            whole[axis] = length
-        for shape in (self._lengths, tuple(whole)):
+        for shape in (self._lengths, tuple(self._wide_shape())):
             with contextlib.suppress(ValueError):
                 return np.broadcast_to(value, shape).reshape(self._lengths)
         return None

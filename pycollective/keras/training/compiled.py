@@ -307,7 +307,12 @@ def metric_of(identifier: Any) -> Metric | None:
     found = metrics.get(identifier)
     if found is None:
         return None
-    metric = found if isinstance(found, Metric) else MeanMetricWrapper(found)
+    # A loss has a name, a function a name in Python.
+    metric = (
+        found
+        if isinstance(found, Metric)
+        else MeanMetricWrapper(found, getattr(found, "name", None))
+    )
     if isinstance(identifier, str):
         metric.name = identifier
     return metric

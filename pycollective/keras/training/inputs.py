@@ -44,7 +44,7 @@ class _Batches(Generated):
         )
         self._count = count
 
-    def cardinality(self) -> int:
+    def _known_length(self) -> int:
         return self._count
 
 

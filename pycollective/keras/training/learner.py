@@ -250,7 +250,8 @@ class Learner(Layer):
         Returns
         -------
         dict
-            The values to report, by name. Values that differ between the replicas are summed.
+            The values to report, by name. Each is averaged over the replicas. The mean of the
+            replicas' shares of a loss is a fraction of it: report the result of a metric instead.
         """
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         if self.optimizer is None:

@@ -30,7 +30,7 @@ class DeviceLogs(dict[str, Any]):
             super().__setitem__(name, _number(parts))
 
     def parts(self, name: str) -> list[Tensor]:
-        """Return the replicas' summands of a value that is still on the device, or an empty list."""
+        """Return the replicas' values of a number that is still on the device, or an empty list."""
         return self._pending.get(name, [])
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -65,7 +65,7 @@ for _name in (
 
 
 def numbers_of(name: str, results: Any) -> dict[str, Any]:
-    """Return a step's results as floats and arrays, summed over the replicas.
+    """Return a step's results as floats and arrays, averaged over the replicas as in Keras.
 
     Raise ``TypeError``, with the method's ``name``, if ``results`` is not a dict.
     """
@@ -88,8 +88,10 @@ def numbers_of(name: str, results: Any) -> dict[str, Any]:
 
 
 def _number(parts: list[Tensor]) -> Any:
-    """Return the sum as a float, or as an array if it has several elements."""
+    """Return the mean as a float, or as an array if it has several elements."""
     total: Array = sum(np.asarray(part.numpy()) for part in parts)  # type: ignore[assignment]
+    if len(parts) > 1:
+        total = total / len(parts)
     return float(total.item()) if total.size == 1 else total
 
 

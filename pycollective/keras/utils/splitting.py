@@ -35,7 +35,7 @@ def split_dataset(
     if not isinstance(dataset, Dataset):
         arrays = tuple(dataset) if isinstance(dataset, (list, tuple)) else dataset
         dataset = Dataset.from_tensor_slices(arrays)
-    total = dataset.cardinality()
+    total = int(dataset.cardinality())
     if total < 0:
         raise ValueError("split_dataset needs a dataset of known length")
     if left_size is None and right_size is None:

@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 
 from ..tensor import Operators, Tensor
-from . import arrays, elementwise, joining, reductions
+from . import arrays, elementwise, joining, norms, reductions
 from ._define import operands
 from .arrays import *  # noqa: F403
 from .elementwise import *  # noqa: F403
 from .joining import *  # noqa: F403
+from .norms import *  # noqa: F403
 from .reductions import *  # noqa: F403
 
 __all__: list[str] = []
 __all__ += arrays.__all__
 __all__ += elementwise.__all__
 __all__ += joining.__all__
+__all__ += norms.__all__
 __all__ += reductions.__all__
 
 
