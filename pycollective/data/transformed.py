@@ -1,7 +1,7 @@
 """`Transformed`: the base class of datasets that are made from another one.
 
 A subclass defines `_iter`, which makes its elements from those of ``self._source``. A subclass that
-changes the number or the spec of the elements also defines `cardinality` or `_make_spec`. A subclass
+changes the number or the spec of the elements also defines `_known_length` or `_make_spec`. A subclass
 that changes the number of rows of each element defines `_batch_size`. A subclass that only orders
 rows derives from `Ordered`.
 """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 
 from pycollective import _core
 from pycollective.comm import Communicator, local_group
 from pycollective.comm.split import SharedMemory, Threads
+from pycollective.environment import arena_bytes
 
 KINDS = ["threads", "shm", "tcp"]
 ALL_KINDS = [*KINDS, "mixed"]
@@ -45,7 +47,7 @@ def emulated_hosts(size: int) -> list[int]:
 
 def _joined(size: int) -> list[_core.ShmGroup]:
     """Return a new memory, opened and joined by each of its ranks."""
-    memory = _core.ShmGroup.create(size)
+    memory = _core.ShmGroup.create(size, arena_bytes(os.environ))
     members = [_core.ShmGroup.open(memory.descriptor) for _ in range(size)]
     for rank, member in enumerate(members):
         member.join(rank)
