@@ -55,7 +55,7 @@ def save_model(
     Raises
     ------
     ValueError
-        For another ending, and for parts that cannot be stored, such as lambdas.
+        If the path has another ending, or a part cannot be stored, such as a lambda.
     TypeError, NotImplementedError
         If a custom layer needs a ``get_config`` method and has none.
     FileExistsError
@@ -111,7 +111,7 @@ def load_model(
     TypeError
         If the model has a layer, or another class or function, that is unknown.
     ValueError
-        For another ending, and if a layer's settings in the file are not supported.
+        If the path has another ending, or a layer's settings in the file are not supported.
     ImportError
         If h5py is not installed.
 
@@ -165,7 +165,7 @@ def save_weights(model: Learner, filepath: _Path, overwrite: bool = True) -> Non
     Raises
     ------
     ValueError
-        For another ending, and if the model is not built.
+        If the path has another ending, or the model is not built.
     FileExistsError
         If the file exists and ``overwrite`` is False.
     ImportError
@@ -213,7 +213,8 @@ def load_weights(model: Learner, filepath: _Path | None, skip_mismatch: bool = F
         If the file is damaged or does not fit; the message lists the differences. On every worker of
         the model's strategy, if the workers' files differ.
     ValueError
-        For another ending if there is no such checkpoint, for None, and if the model is not built.
+        If the path is None, or has another ending and there is no such checkpoint. If the model is
+        not built.
     ImportError
         If h5py is not installed.
     RuntimeError
