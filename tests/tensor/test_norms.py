@@ -21,7 +21,7 @@ def test_norm_equals_that_of_numpy(ord, axis):
     assert kept.shape == {None: (1, 1), 0: (1, 4), -1: (3, 1)}[axis]
 
 
-@pytest.mark.parametrize(("ord", "axis"), [("fro", None), (0, None), (1, (0, 1)), (-1, 0)])
+@pytest.mark.parametrize(("ord", "axis"), [("nuclear", None), (0, None), (1, (0, 1)), (-1, 0)])
 def test_norm_of_another_order_raises(ord, axis):
     with pytest.raises(ValueError, match="give 'euclidean', or a positive number"):
         tf.norm(X, ord, axis)
