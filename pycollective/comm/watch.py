@@ -44,6 +44,7 @@ class Watch:
         self._counts = [0] * member.size
         self._work: Work[Array] | None = None
         self._began = -self.SECONDS
+        self._looked = time.monotonic()
         self._failure: CollectiveError | None = None
         self._lock = threading.Lock()  # for the watching thread and the closing thread
 
@@ -72,6 +73,9 @@ class Watch:
         if own is None or self._failure is not None:
             return
         now = time.monotonic()
+        if self._work is not None and now - self._looked > self.SILENCE / 2:
+            self._began += now - self._looked  # this rank was stopped: no other rank is silent
+        self._looked = now
         try:
             if self._work is None and now - self._began >= self.SECONDS:
                 self._began = now

@@ -25,6 +25,7 @@ from pycollective._core import Arrivals
 from pycollective.comm import Communicator
 from pycollective.distribute.reducer import GradientReducer
 from pycollective.errors import AbortedError, CollectiveTimeoutError
+from pycollective.missed import Missed
 
 _log = logging.getLogger("pycollective")
 
@@ -76,7 +77,7 @@ class ReplicaRun:
         self._creations = [0] * self.size  # variables that each replica has requested
         self._error: BaseException | None = None  # the first one
         self._late: list[int] = []  # replicas that missed a deadline
-        self._missed = 0.0  # seconds by which deadlines are later
+        self._missed = Missed()  # deadlines are later by this time
 
     # Endings ------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class ReplicaRun:
         begin = time.monotonic()
         with self._changed:
             while not all(self._ended):
-                left = begin + self.timeout + self._missed - time.monotonic()
+                left = begin + self.timeout + self._missed.seconds - time.monotonic()
                 missing = [r for r in range(self.size) if not self._ended[r]]
                 if left <= 0 and self._error is None:
                     self._expire(time.monotonic() - begin)
@@ -238,7 +239,7 @@ class ReplicaRun:
         self._check_alive()
         limit = self.timeout if timeout is None else timeout
         # A merge function may take any time: no replica is late.
-        left = None if self._merging else begin + limit + self._missed - time.monotonic()
+        left = None if self._merging else begin + limit + self._missed.seconds - time.monotonic()
         if left is not None and left <= 0:
             self._expire(time.monotonic() - begin)
             self._check_alive()
@@ -246,12 +247,7 @@ class ReplicaRun:
 
     def _sleep(self, left: float) -> None:
         """Wait for a change. Time in which the process was stopped makes no replica late."""
-        seconds, before, used = min(left, _SLICE), time.monotonic(), time.process_time()
-        self._changed.wait(seconds)
-        # A process that uses a processor is not stopped: another thread may have had the GIL.
-        missed = time.monotonic() - before - seconds - (time.process_time() - used)
-        if missed > _SLICE:
-            self._missed += missed
+        self._missed.during(self._changed.wait, min(left, _SLICE))
 
     def _check_alive(self, cause: BaseException | None = None) -> None:
         if self._error is not None:

@@ -24,6 +24,7 @@ from pycollective.errors import (
     PeerLostError,
     with_text,
 )
+from pycollective.missed import Missed
 from pycollective.nccl import device
 from pycollective.nccl.device_task import DeviceTask
 from pycollective.nccl.memory import SINCE, Block, Registered
@@ -330,6 +331,7 @@ class NcclCommunicator:
 
     def _wait_until_enqueued(self, what: str, until: float, seconds: float) -> None:
         """Wait until NCCL's threads have enqueued a call."""
+        missed = Missed()
         for polls in itertools.count():
             try:
                 with self._lock:
@@ -343,11 +345,12 @@ class NcclCommunicator:
                 return
             if code != _core.nccl.IN_PROGRESS:
                 self._fail(self._cause(self._asynchronous(code, what)))
-            elif time.monotonic() > until:
+            elif time.monotonic() > until + missed.seconds:
                 self._fail(self._timed_out(what, seconds, self._num_calls))
             elif polls > _SPIN_LIMIT:
-                time.sleep(_PAUSE)
-                error = self._peers.failure(time.monotonic() - until + seconds)
+                missed.during(time.sleep, _PAUSE)
+                waited = time.monotonic() - until - missed.seconds + seconds
+                error = self._peers.failure(waited)
                 if error is not None:
                     self._fail(error)
 
@@ -386,11 +389,11 @@ class NcclCommunicator:
 
     # The watching thread ------------------------------------------------------------------------
 
-    def watch(self) -> bool:
-        """Check for failures; return True if there are none."""
+    def watch(self, missed: float) -> bool:
+        """Check for failures after ``missed`` seconds without a check; return True if there are none."""
         error: CollectiveError | None
         try:
-            error = self._failure()
+            error = self._failure(missed)
         except Exception as problem:  # of NCCL or of CUDA, which do not recover
             error = self._in_call(
                 NcclError(f"GPU {self.device} can no longer be watched: {problem}"), "between calls"
@@ -399,10 +402,12 @@ class NcclCommunicator:
             self._fail(error)
         return error is None
 
-    def _failure(self) -> CollectiveError | None:
+    def _failure(self, missed: float) -> CollectiveError | None:
         with self._lock:
             if self.error is not None:
                 return self.error
+            for operation in self._pending:
+                operation.began += missed
             self._forget()
             oldest = self._pending[0] if self._pending else None
             code = self._comm.async_error()
@@ -489,9 +494,9 @@ class NcclCommunicator:
 
 
 def _watch(communicator: weakref.ref[NcclCommunicator], over: threading.Event) -> None:
-    while not over.wait(_WATCH_SECONDS):
+    while not (missed := Missed()).during(over.wait, _WATCH_SECONDS):
         found = communicator()
-        if found is None or not found.watch():
+        if found is None or not found.watch(missed.seconds):
             return
         del found
 

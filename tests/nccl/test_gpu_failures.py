@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pycollective import local_group
+from pycollective import local_group, missed
 from pycollective.comm import gpu, watch
 from pycollective.errors import AbortedError, CollectiveError, NcclError, PeerLostError
 from pycollective.nccl import communicator as watching
+from pycollective.nccl import device_task
 
 
 @pytest.fixture(autouse=True)
@@ -369,6 +370,7 @@ sys.path[:0] = {paths!r}
 import fake_gpus, numpy as np, pytest
 gpus = fake_gpus.make_gpus(pytest.MonkeyPatch(), {library!r})
 import pycollective as pc
+from pycollective import missed
 from pycollective.comm import gpu, watch
 """
 
@@ -451,3 +453,39 @@ except KeyboardInterrupt:
     os.kill(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     assert out == "interrupted\n"
+
+
+class ShiftedClock:
+    """The module `time`, whose monotonic clock can be set forward, as for a stopped process."""
+
+    offset = 0.0
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+    def monotonic(self):
+        return time.monotonic() + self.offset
+
+
+@pytest.mark.slow
+def test_rank_that_was_stopped_in_a_call_blames_no_rank(gpus, on_gpus, monkeypatch):
+    clock = ShiftedClock()
+    for module in (watching, device_task, missed, watch):
+        monkeypatch.setattr(module, "time", clock)
+
+    def work(c):
+        begun(c, gpus).barrier()
+        gpus.cuda.library.fake_stall(1)
+        c.barrier()
+        c.all_reduce(ones(gpus), timeout=5.0)
+        c.barrier()
+        if c.rank == 0:
+            clock.offset = 100.0  # both ranks are of this process
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            c._gpu.nccl._nccl.check()
+            time.sleep(0.01)
+        gpus.cuda.library.fake_stall(0)
+        c.barrier()
+
+    assert on_gpus(local_group(2, timeout=20), work) == [None, None]
