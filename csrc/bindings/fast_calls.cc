@@ -416,6 +416,12 @@ PyObject* detach(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_place(PyObject* self, PyObject* place) {
+  auto& base = *reinterpret_cast<Base*>(self);
+  if (!PyArg_ParseTuple(place, "ii", &base.rank, &base.size)) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyObject* get_timeout(PyObject* self, void*) {
   return PyFloat_FromDouble(reinterpret_cast<Base*>(self)->timeout);
 }
@@ -444,12 +450,20 @@ void free_base(PyObject* self) {
 PyTypeObject* make_base_type() {
   static PyMethodDef methods[] = {
       {"_attach", attach, METH_O, "_attach($self, core, /)\n--\n\nUse the fast path to this core."},
+      {"_set_place", set_place, METH_VARARGS,
+       "_set_place($self, rank, size, /)\n--\n\nSet the rank and the number of ranks."},
       {"_detach", detach, METH_NOARGS, "_detach($self, /)\n--\n\nStop using the fast path."},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef properties[] = {
       {"timeout", get_timeout, set_timeout, "Default timeout of calls, in seconds.", nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyMemberDef members[] = {
+      {"rank", T_INT, offsetof(Base, rank), READONLY,
+       "The number of this rank in the group, from 0."},
+      {"size", T_INT, offsetof(Base, size), READONLY, "The number of ranks in the group."},
+      {nullptr, 0, 0, 0, nullptr}};
   static PyType_Slot slots[] = {
+      {Py_tp_members, members},
       {Py_tp_getset, properties},
       {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
       {Py_tp_dealloc, reinterpret_cast<void*>(free_base)},

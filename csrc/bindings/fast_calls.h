@@ -103,6 +103,7 @@ class Use {
 struct Base {
   PyObject_HEAD State* state;  // nullptr: not attached, or closed
   double timeout;              // positive seconds; the default timeout of calls
+  int rank, size;
 
   // Returns true if the communicator was closed since the call read its State.
   bool has_left(const State& read) const { return state != &read; }

@@ -65,7 +65,7 @@ class Member(_core.CommunicatorBase):
         self._family: weakref.WeakSet[Member] = weakref.WeakSet(
             [self]
         )  # and all groups split from it
-        self._rank, self._size = rank, group.size
+        self._set_place(rank, group.size)
         self.timeout = timeout
         if choices is not None:
             self._host.prefer(choices)
@@ -75,16 +75,6 @@ class Member(_core.CommunicatorBase):
         if isinstance(group, _core.Group):
             _core.use_arena(group)
             tuning.use_copies()
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank in the group, from 0."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks in the group."""
-        return self._size
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.transport}>"
