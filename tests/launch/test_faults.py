@@ -757,7 +757,9 @@ def make(items):
 long_enough(make)
 """
     done = run(tmp_path, transport, 2, body, SLOWLY, seconds=120)
-    assert done.outputs == ["", ""], done
+    # On a busy machine, a rank may still make its array while the other one waits in the barrier.
+    warnings = [line for line in "".join(done.outputs).splitlines() if "in barrier #" not in line]
+    assert not warnings, done
     assert done.codes == [0], done
 
 
