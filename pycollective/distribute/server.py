@@ -242,7 +242,6 @@ class Server:
             except LinkLostError as error:
                 if link.has_told_to_end():  # while the function ran
                     raise SystemExit(0) from None
-                link.close()
                 link = self.chief = self._next_chief(link, _RETURN_SECONDS)
                 succeeded = False
                 if link is None:

@@ -102,7 +102,9 @@ class Link:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
     def has_told_to_end(self) -> bool:
-        """Return True if the last message before the end of the connection is the request "end"."""
+        """Close the connection, and return True if the other side has sent the request "end"."""
+        self._keep_received()
+        self.close()
         try:
             return self.receive()[0].get("request") == "end"
         except LinkLostError:

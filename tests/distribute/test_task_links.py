@@ -268,6 +268,9 @@ def test_link_that_fails_in_send_still_has_what_the_other_side_sent_before_its_e
             link.send({"tokens": []})
         assert link.has_told_to_end() is (request == "end")
         assert not link.has_told_to_end()
+    one, other = socket.socketpair()  # the other side is there, and has sent nothing
+    with other:
+        assert not Link(Channel(one), "the chief").has_told_to_end()
 
 
 def test_error_of_an_unknown_class_or_with_malformed_arguments_is_a_runtime_error():
