@@ -444,7 +444,10 @@ def test_wait_releases_the_arrays_of_the_call(on_ranks):
         alive = weakref.ref(x)
         c.all_reduce(x, async_op=True).wait()
         del x
-        gc.collect()
+        until = time.monotonic() + 10
+        while alive() is not None and time.monotonic() < until:
+            gc.collect()  # returns at once while another thread collects
+            time.sleep(0.001)
         return alive() is None
 
     assert on_ranks(local_group(2, timeout=30), work) == [True, True]
