@@ -165,6 +165,8 @@ PyObject* make_prepared(Base& self, const PreparedCall& prepared, bool later, Py
   const auto task =
       communicator.submit_at_once(prepared, input, output, bytes, duration_of(self.timeout),
                                   [&] { return kept(given, result.ptr()); });
+  // Without this, the arrays of such a call would stay until the next call: its Work has no task.
+  if (task && task->succeeded()) communicator.collect();
   return new_work(task, result.ptr());
 }
 
