@@ -168,7 +168,7 @@ inline constexpr std::size_t kStagedChunkBytes = 128 * 1024;
 // The chunks where ranks reach all memory of their peers, as threads do.
 inline constexpr std::size_t kMappedChunkBytes = std::size_t{4} << 20;
 
-// A group's memory for the direct path is allocated at its start up to this size.
+// When a group starts, its memory for the direct path is allocated up to this size.
 inline constexpr std::size_t kPopulatedBytes = std::size_t{64} << 20;
 
 // Blocks that a rank stages ahead, and the same with more ranks than cores.

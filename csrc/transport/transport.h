@@ -44,7 +44,7 @@ struct CallRecord {
 
   void seal();
   std::string describe() const;
-  // Adds to the algorithm that the call combines in the order of the ranks.
+  // Adds "reproducible" to the algorithm's name.
   void name_reproducible();
 };
 

@@ -39,6 +39,8 @@ _SPIN_SECONDS = 3e-4
 _TIMEVAL = struct.Struct("ll")
 _JOINED_BYTES = 1 << 16
 """The bytes of arrays that are copied, so that a message needs one system call."""
+_MOST_KEPT = 1 << 20
+"""The most bytes that are read from a connection that has failed; a request to end is short."""
 _MOST_BYTES = 1 << 34
 _MOST_ARRAYS = 100_000
 
@@ -168,8 +170,8 @@ class Link:
         """Read the bytes that the other side sent before its end, for one more call of `receive`."""
         with contextlib.suppress(OSError):
             self._channel.socket.setblocking(False)
-            while found := self._channel.socket.recv(_JOINED_BYTES):
-                self._data += found
+            for _ in range(_MOST_KEPT // _JOINED_BYTES):
+                self._data += self._channel.socket.recv(_JOINED_BYTES)
 
     def _send_queue(self) -> None:
         """Send the queued parts, also those of a message that an interrupt has stopped."""
