@@ -69,7 +69,8 @@ class TextLineDataset(Dataset):
         for name in self._names._iter():
             with open(name.item(), "rb") as file:
                 for line in file:
-                    yield np.asarray(line.removesuffix(b"\n").removesuffix(b"\r"), string)
+                    # As in TensorFlow, no "\r" is part of a line.
+                    yield np.asarray(line.removesuffix(b"\n").replace(b"\r", b""), string)
 
     def _make_spec(self) -> Any:
         return TensorSpec((), string)

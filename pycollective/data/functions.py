@@ -147,33 +147,53 @@ class Map(Transformed):
 def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
     """Return the spec of a function's result; ``result`` calls the function and returns the spec.
 
-    The function is called with zeros, where unknown lengths are 1, and with ones, where they are 3.
-    Lengths of the result that differ are unknown. If the results have different numbers of axes, which
-    happens if the function drops axes of length 1, 2 replaces 1.
+    The function is called with zeros, where unknown lengths are 1, and with various numbers, where
+    they are 13. Ones replace numbers that it refuses, such as indices of nothing. Lengths of the result
+    that differ are unknown. If the results have different numbers of axes, which happens if the
+    function drops axes of length 1, 2 replaces 1.
     """
     if any(s.shape is None or s.dtype is None for s in nest.flatten(source)):
         return UNKNOWN_SPEC
 
-    def made_of(unknown: int, number: int = 0) -> Any:
+    def made_of(unknown: int, fill: Callable[[list[int], Any], Any] = _zeros) -> Any:
         def filled(s: TensorSpec) -> Any:
-            shape = [unknown if n is None else n for n in s.shape or ()]
-            if s.dtype == string:
-                return np.full(shape, b"1 1" if number else b"", string)
-            return np.full(shape, number, s.dtype)
+            return fill([unknown if n is None else n for n in s.shape or ()], s.dtype)
 
         return result(nest.map_structure(filled, source))
 
     try:
         with random.generator_scope(np.random.default_rng(0)):
-            try:
-                large = made_of(3, 1)
-            except Exception:  # such as a table with one row
-                large = made_of(3)
+            for fill in (_various, _ones, _zeros):
+                try:
+                    large = made_of(13, fill)
+                    break
+                except Exception:  # such as a table with one row
+                    if fill is _zeros:
+                        raise
             spec = common_spec(made_of(1), large)
             whole = all(s.shape is not None for s in nest.flatten(spec))
             return spec if whole else common_spec(made_of(2), large)
     except Exception:  # the function may fail for zeros only
         return UNKNOWN_SPEC
+
+
+def _zeros(shape: list[int], dtype: Any) -> Any:
+    return np.full(shape, b"" if dtype == string else 0, dtype)
+
+
+def _ones(shape: list[int], dtype: Any) -> Any:
+    return np.full(shape, b"1 1" if dtype == string else 1, dtype)
+
+
+def _various(shape: list[int], dtype: Any) -> Any:
+    """Return an array whose elements differ: 37, 74, 10, 47 …, and fractions of both signs."""
+    if dtype == string:
+        return np.full(shape, b"1 2 3", string)
+    numbers = np.arange(1, np.prod(shape, dtype=int) + 1).reshape(shape) * 37 % 101
+    if dtype == np.bool_:
+        return numbers % 2 == 1
+    inexact = np.issubdtype(dtype, np.inexact) or dtype.kind == "V"
+    return ((numbers - 50) / 10 if inexact else numbers).astype(dtype)
 
 
 @kind

@@ -74,8 +74,44 @@ class DistributeOptions(_Settings):
     _defaults: ClassVar = {"auto_shard_policy": AutoShardPolicy.AUTO}
 
 
+class ThreadingOptions(_Settings):
+    """Numbers of threads, which are ignored."""
+
+    _types: ClassVar = dict.fromkeys(("max_intra_op_parallelism", "private_threadpool_size"), int)
+
+
+class AutotuneOptions(_Settings):
+    """Limits of TensorFlow's own tuning, which are ignored."""
+
+    _types: ClassVar = {"enabled": bool, "cpu_budget": int, "ram_budget": int}
+
+
+class OptimizationOptions(_Settings):
+    """TensorFlow's changes of the pipeline, which are ignored."""
+
+    _types: ClassVar = dict.fromkeys(
+        (
+            "apply_default_optimizations",
+            "filter_fusion",
+            "filter_parallelization",
+            "inject_prefetch",
+            "map_and_batch_fusion",
+            "map_and_filter_fusion",
+            "map_fusion",
+            "map_parallelization",
+            "noop_elimination",
+            "parallel_batch",
+            "seq_interleave_prefetch",
+            "shuffle_and_repeat_fusion",
+        ),
+        bool,
+    )
+
+
 class Options(_Settings):
     """Options of a dataset, for `Dataset.with_options`.
+
+    The others in TensorFlow's list are accepted and ignored: they change the speed only.
 
     Attributes
     ----------
@@ -89,19 +125,29 @@ class Options(_Settings):
         "deterministic": bool,
         "experimental_deterministic": bool,
         "experimental_distribute": DistributeOptions,
+        "autotune": AutotuneOptions,
+        "experimental_optimization": OptimizationOptions,
+        "experimental_threading": ThreadingOptions,
+        "threading": ThreadingOptions,
+        "experimental_slack": bool,
+        "experimental_symbolic_checkpoint": bool,
+        "experimental_warm_start": bool,
+        "dataset_name": str,
     }
 
     def __init__(self) -> None:
         super().__init__()
-        self.experimental_distribute = DistributeOptions()
+        for name, kind in self._types.items():
+            if issubclass(kind, _Settings):
+                setattr(self, name, kind())
 
     def merge(self, other: Options) -> Options:
         """Return these options, replaced by those that ``other`` sets."""
         merged = Options()
         for options in (self, other):
             for name, value in options._values.items():
-                if isinstance(value, DistributeOptions):
-                    merged.experimental_distribute._values.update(value._values)
+                if isinstance(value, _Settings):
+                    merged._values[name]._values.update(value._values)
                 else:
                     merged._values[name] = value
         return merged

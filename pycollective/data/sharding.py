@@ -64,6 +64,11 @@ def batch_sizes_for_worker(
     return sizes[first:] + sizes[:first]
 
 
+def rows_of_batches(dataset: Dataset) -> int | None:
+    """Return the number of rows of each element if `Dataset.batch` made the elements, else None."""
+    return dataset._batch_size()
+
+
 def batch_size_of(dataset: Dataset) -> int | None:
     """Return the number of rows of a dataset's elements, or None if it is not known in advance."""
     lengths = [

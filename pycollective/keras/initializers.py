@@ -6,6 +6,7 @@ dtype, up to rounding.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -120,14 +121,21 @@ class Identity(Initializer):
 
 
 class _Random(Initializer):
-    """Base of random initializers; with a seed, each call gives the same values, as in Keras 3."""
+    """Base of random initializers; each call of one object gives the same values, as in Keras 3."""
 
     def __init__(self, seed: Any = None) -> None:
         # Keras stores a generator that was given as the seed as a nested config.
         self.seed: int | None = seed["config"]["seed"] if isinstance(seed, Mapping) else seed
+        self._drawn: np.random.BitGenerator | None = None  # the state before the first call
 
     def _generator(self) -> np.random.Generator:
-        return default_generator() if self.seed is None else np.random.default_rng(self.seed)
+        if self.seed is not None:
+            return np.random.default_rng(self.seed)
+        if self._drawn is not None:
+            return np.random.Generator(copy.deepcopy(self._drawn))
+        generator = default_generator()
+        self._drawn = copy.deepcopy(generator.bit_generator)
+        return generator
 
 
 class RandomNormal(_Random):
@@ -201,7 +209,7 @@ class VarianceScaling(_Random):
         ``"uniform"``, ``"truncated_normal"`` (also called ``"normal"``) or
         ``"untruncated_normal"``.
     seed : int, optional
-        With a seed, each call gives the same values.
+        With a seed, all objects with the same arguments give the same values.
     input_axes, output_axes : sequence of int, optional
         The axes of inputs and of outputs; ignored unless both are given. By default, `fans` counts
         the inputs and outputs.

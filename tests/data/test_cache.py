@@ -50,7 +50,7 @@ def test_cache_in_a_file_keeps_elements_for_later_datasets(tmp_path: Path) -> No
             for name in one:
                 assert one[name].dtype == other[name].dtype
                 assert one[name].array.tolist() == other[name].array.tolist()
-    assert set(calls) <= {0, 1}  # calls with zeros and ones determine the elements' structure
+    assert set(calls) <= {0, 37}  # calls that determine the elements' structure
     assert os.listdir(tmp_path) == ["kept"]
 
 

@@ -467,6 +467,9 @@ def test_list_files_sorts_or_shuffles_names(folder: str) -> None:
 def test_text_lines_have_no_line_ends(folder: str) -> None:
     one = TextLineDataset(folder + "/f0.txt")
     assert values(one) == [b"a0", b"b", b"", b"last"]
+    with open(folder + "/returns", "wb") as file:
+        file.write(b"a\rb\r\nx\r\r\ny\r")
+    assert values(TextLineDataset(folder + "/returns")) == [b"ab", b"x", b"y"]
     two = TextLineDataset([folder + "/f0.txt", folder + "/f1.txt"])
     assert values(two.batch(3)) == [[b"a0", b"b", b""], [b"last", b"a1", b"b"], [b"", b"last"]]
     names = Dataset.list_files(folder + "/*", shuffle=False).filter(lambda n: b".txt" in n.numpy())
@@ -496,6 +499,26 @@ def test_strings_are_bytes_as_in_tensorflow() -> None:
         Dataset.from_tensors(["a", None])
 
 
+def test_map_of_lengths_that_depend_on_values_has_unknown_lengths() -> None:
+    """TensorFlow's specs; the lengths are equal if all values are 0, or all are 1."""
+    numbers = Dataset.from_tensor_slices(np.arange(20).reshape(5, 4))
+    floats = Dataset.from_generator(
+        lambda: iter([np.ones(20, np.float32)]), output_signature=TensorSpec((None,), np.float32)
+    )
+    cases = [
+        (numbers, lambda v: tf.gather(v, tf.where(v % 3 == 2)[:, 0]), (None,)),
+        (Dataset.range(10), lambda i: tf.range(i // 2), (None,)),
+        (Dataset.range(5), lambda i: tf.range(tf.maximum(i, 2)), (None,)),
+        (floats, lambda x: tf.pad(x, [[0, (-tf.shape(x)[0]) % 8]]), (None,)),
+        (floats, lambda x: tf.reshape(x[: tf.shape(x)[0] // 4 * 4], [-1, 4]), (None, 4)),
+        (numbers, lambda v: tf.reshape(v, [tf.shape(v)[0], 1]), (4, 1)),
+        (numbers, lambda v: tf.gather(tf.constant([5, 6]), v), (4,)),  # it refuses other numbers
+    ]
+    for dataset, function, shape in cases:
+        assert dataset.map(function).element_spec.shape == shape
+    assert numbers.map(cases[0][1]).unbatch().cardinality() == -2
+
+
 # Options
 
 
@@ -506,9 +529,13 @@ def test_options_are_merged_through_transformations() -> None:
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     faster = Options()
     faster.deterministic = False
+    faster.threading.private_threadpool_size = 2
+    faster.experimental_optimization.map_parallelization = True
+    faster.autotune.enabled = True
     ds = Dataset.range(3).with_options(options).map(lambda x: x).with_options(faster).batch(2)
     assert values(ds) == [[0, 1], [2]]
     assert ds.options().deterministic is False
+    assert ds.options().threading.private_threadpool_size == 2
     assert ds.options().experimental_distribute.auto_shard_policy is AutoShardPolicy.OFF
     assert ds.with_options(Options()).options() == ds.options()
     beside = Dataset.zip(Dataset.range(3).with_options(options), Dataset.range(3))

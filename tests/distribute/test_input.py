@@ -330,11 +330,11 @@ def test_incomplete_steps_are_dropped_if_all_shapes_are_known(two):
 def test_no_row_is_lost_if_elements_have_other_shapes_than_their_spec(two):
     """A function that is tried with zeros may do something else with the elements."""
     batches = Dataset.range(8).batch(4, drop_remainder=True)
-    dataset = batches.map(lambda x: x[np.flatnonzero(x.numpy() % 5 != 2).tolist()])
+    dataset = batches.map(lambda x: x[np.flatnonzero(x.numpy() != 2).tolist()])
     assert dataset.element_spec.shape == (4,)
     for policy in ("AUTO", "OFF"):
         rows = [v for step in parts(two, under(dataset, policy)) for part in step for v in part]
-        assert rows == [0, 1, 3, 4, 5, 6]
+        assert rows == [0, 1, 3, 4, 5, 6, 7]
 
 
 # From a function ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 
+import pycollective as tf
 from pycollective import keras
 from pycollective.data import Dataset
 from pycollective.errors import DataError
@@ -298,12 +299,36 @@ def test_split_dataset_returns_both_parts():
         left, right = keras.utils.split_dataset(given, left_size=0.7)
         assert numbers(left) == list(range(7)) and numbers(right) == [7, 8, 9]
     left, right = keras.utils.split_dataset(np.arange(10), 3, 2)
-    assert numbers(left) == [0, 1, 2] and numbers(right) == [3, 4]
+    assert numbers(left) == [0, 1, 2] and numbers(right) == [8, 9]
     left, right = keras.utils.split_dataset(np.arange(10), right_size=4, shuffle=True, seed=1)
     assert sorted(numbers(left) + numbers(right)) == list(range(10))
     assert numbers(left) == numbers(left) != list(range(6))
     left, _ = keras.utils.split_dataset((np.arange(4), np.arange(4) * 2), left_size=1)
     assert [tuple(map(int, pair)) for pair in left] == [(0, 0)]
+
+
+def test_split_dataset_whose_passes_differ_has_parts_without_common_elements():
+    shuffled = Dataset.range(100).shuffle(100)
+    for given in shuffled, shuffled.filter(lambda i: i >= 0), shuffled.batch(7):
+        left, right = keras.utils.split_dataset(given, left_size=0.5)
+        parts = [np.hstack(list(part.as_numpy_iterator())) for part in (left, right)]
+        assert [part.size for part in parts] == [50, 50]
+        assert set(parts[0]) | set(parts[1]) == set(range(100))
+        assert np.array_equal(np.hstack(list(left.as_numpy_iterator())), parts[0])
+
+
+def test_split_dataset_of_batches_splits_rows():
+    left, right = keras.utils.split_dataset(Dataset.range(10).batch(3), left_size=0.5)
+    assert [b.tolist() for b in left.as_numpy_iterator()] == [[0, 1, 2], [3, 4]]
+    assert [b.tolist() for b in right.as_numpy_iterator()] == [[5, 6, 7], [8, 9]]
+
+
+def test_split_dataset_of_elements_with_different_shapes():
+    lists = Dataset.range(6).map(lambda i: {"row": tf.range(i)})
+    left, right = keras.utils.split_dataset(lists, left_size=4)
+    assert [len(e["row"]) for e in left] == [0, 1, 2, 3] and len(right) == 2
+    with pytest.raises(ValueError, match="finite"):
+        keras.utils.split_dataset(lists.repeat(), left_size=4)
 
 
 @pytest.mark.parametrize(

@@ -451,6 +451,32 @@ def test_fit_loss_not_finite_warns_with_the_step(name):
         twice.fit(x, x, batch_size=2, shuffle=False, verbose=0)
 
 
+def test_fit_shuffle_batch_keeps_the_rows_of_each_batch():
+    x = np.arange(12.0, dtype=np.float32).reshape(12, 1)
+    seen = []
+
+    class Seen(keras.Model):
+        def train_step(self, data):
+            seen.append(sorted(data[0].numpy()[:, 0].tolist()))
+            return {"loss": 0.0}
+
+    model = Seen()
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(x, x, batch_size=4, epochs=2, shuffle="batch", verbose=0)
+    assert sorted(seen) == sorted(2 * [[*map(float, range(k, k + 4))] for k in (0, 4, 8)])
+    with pytest.raises(ValueError, match="shuffle must be True, False or 'batch', got 'rows'"):
+        model.fit(x, x, shuffle="rows", verbose=0)
+
+
+def test_fit_generator_may_yield_none_for_weights():
+    x = np.arange(12.0, dtype=np.float32).reshape(12, 1)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    made = model.fit(((x, x, None) for _ in range(2)), verbose=0)
+    assert len(made.history["loss"]) == 1
+    assert model.predict(((x, None) for _ in range(2)), verbose=0).shape == (24, 1)
+
+
 def test_fit_arrays_are_shuffled_in_each_epoch():
     seen = []
 

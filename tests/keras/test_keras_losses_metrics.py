@@ -365,6 +365,9 @@ def test_initializer_seed_repeats_values():
         keras.utils.set_random_seed(seed)
         draws.append((initializers.HeNormal()((2, 3)).numpy().tolist(), np.random.rand()))  # noqa: NPY002
     assert draws[0] == draws[1] and draws[0] != draws[2]
+    unseeded = initializers.HeNormal()
+    np.testing.assert_array_equal(unseeded((3, 2)).numpy(), unseeded((3, 2)).numpy())
+    assert (unseeded((3, 2)).numpy() != initializers.HeNormal()((3, 2)).numpy()).all()
     with pytest.raises(ValueError, match="seed must be an int"):
         keras.utils.set_random_seed(-1)
 

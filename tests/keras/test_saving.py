@@ -3,6 +3,7 @@
 import io
 import json
 import pathlib
+import warnings
 import zipfile
 
 import numpy as np
@@ -125,6 +126,38 @@ def test_load_model_sequential_restores_the_optimizer(tmp_path):
     bare = keras.models.load_model(path, compile=False)
     assert not bare.compiled
     np.testing.assert_array_equal(bare(A).numpy(), model(A).numpy())
+
+
+@pytest.mark.parametrize("late", ["an output without a loss", "unfrozen later"])
+def test_load_model_keeps_slots_of_variables_that_had_no_gradient(tmp_path, late):
+    """The slots of both layers have the same shapes, so that they could be exchanged."""
+    x = keras.Input((4,))
+    hidden = layers.Dense(4, name="one")(x)
+    if late == "unfrozen later":
+        model, loss = keras.Model(x, layers.Dense(4, name="two")(hidden)), "mse"
+        model.layers[1].trainable = False
+    else:
+        model, loss = keras.Model(x, [hidden, layers.Dense(4, name="two")(x)]), [None, "mse"]
+    outputs = 1 if loss == "mse" else 2
+
+    def losses(model, epochs):
+        # Without a gradient, a variable is named in a warning.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            targets = [A] * outputs if outputs > 1 else A
+            made = model.fit(A, targets, epochs=epochs, shuffle=False, verbose=0)
+        return made.history["loss"]
+
+    model.compile(keras.optimizers.Adam(0.05), loss)
+    losses(model, 2)
+    if late == "unfrozen later":
+        model.layers[1].trainable = True
+        model.compile(model.optimizer, loss)
+        losses(model, 2)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations)
+    assert losses(loaded, 3) == losses(model, 3)
 
 
 def test_load_model_functional_is_restored(tmp_path):

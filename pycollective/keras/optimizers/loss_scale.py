@@ -128,6 +128,9 @@ class LossScaleOptimizer(Optimizer):
         """Create the inner optimizer's slots of these variables."""
         self.inner_optimizer.build(var_list)
 
+    def _build_missing(self, variables: list[Variable]) -> None:
+        self.inner_optimizer._build_missing(variables)
+
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Variable:
         """Update variables by gradients of the scaled loss; see `Optimizer.apply_gradients`."""
         super().apply_gradients(*args, **kwargs)
@@ -162,8 +165,6 @@ class LossScaleOptimizer(Optimizer):
         inner = self.inner_optimizer
         count = inner._iterations.local()
         self._subtract_skipped(count)
-        if any(id(variable) not in inner._slots for variable in variables):
-            inner.build(variables)
         for copy in (self.dynamic_scale.local(), self.step_counter.local()):
             copy.set_array(asarray(copy.current().array, like=gradients[0]))
         scale = self.dynamic_scale.local().current().array

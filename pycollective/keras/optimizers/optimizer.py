@@ -193,6 +193,7 @@ class Optimizer(OptimizerState):
                     "`tf.distribute.Strategy.run` to enter replica context."
                 )
         pairs = list(grads_and_vars)
+        given = pairs
         sparse: list[tuple[IndexedSlices, Variable]] = []
         shared = extended is not None and context is not None and extended.updates_variables_once
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
@@ -200,10 +201,11 @@ class Optimizer(OptimizerState):
             pairs, sparse = _split(pairs)
             if sparse and all(gradient is None for gradient, _ in pairs):
                 self._warn_of_missing(tuple(variable.name for _, variable in pairs))
+                every = [variable for _, variable in given]
                 if shared and context is not None:
-                    context.merge_call(self._update_once, args=([], [], sparse, aggregate))
+                    context.merge_call(self._update_once, args=([], [], sparse, aggregate, every))
                     return self._iterations
-                self._step_rows(sparse)
+                self._step_rows(sparse, every)
                 with_arrays([self._iterations], count_one)
                 return self._iterations
         sums = this_thread.sums
@@ -212,16 +214,21 @@ class Optimizer(OptimizerState):
             if totals is None:
                 return self._iterations
             pairs = totals
-        gradients = self._as_before(pairs, strategy)
+        gradients, is_new = self._as_before(pairs, strategy), False
         if gradients is None:
             gradients, pairs = self._checked(pairs, strategy)
+            is_new = True
         variables = [variable for _, variable in pairs]
         if shared and context is not None:
             tensors = [Tensor(g) for g in gradients]
-            context.merge_call(self._update_once, args=(tensors, variables, sparse, aggregate))
+            every = [variable for _, variable in given]
+            args = tensors, variables, sparse, aggregate, every
+            context.merge_call(self._update_once, args=args)
             return self._iterations
+        if is_new:
+            self._build_missing([variable for _, variable in given])
         if sparse:  # after the checks, so that an error changes no variable
-            self._step_rows(sparse)
+            self._step_rows(sparse, [variable for _, variable in given])
         if context is not None and extended is not None and aggregate:
             gradients = extended.reduce_in_replica(
                 context, ReduceOp.SUM, gradients, extended.gradient_options
@@ -245,8 +252,22 @@ class Optimizer(OptimizerState):
             and not self.gradient_accumulation_steps
         )
 
-    def _step_rows(self, pairs: list[tuple[IndexedSlices, Variable]]) -> None:
-        """Make a step for variables with `IndexedSlices` as gradients; change only their rows."""
+    def _build_missing(self, variables: list[Variable]) -> None:
+        """Create slots for all variables of a call, also for those without a gradient.
+
+        A saved optimizer numbers its slots in this order, and a loaded model has them for all its
+        trainable variables.
+        """
+        if False in [id(variable) in self._slots for variable in variables]:
+            self.build(variables)
+
+    def _step_rows(
+        self, pairs: list[tuple[IndexedSlices, Variable]], every: list[Variable]
+    ) -> None:
+        """Make a step for variables with `IndexedSlices` as gradients; change only their rows.
+
+        Before, create the missing slots of ``every`` variable of the call.
+        """
         for slices, variable in pairs:
             rows = slices.indices.array
             if (
@@ -258,7 +279,7 @@ class Optimizer(OptimizerState):
                     f"{self.name}: an index of the gradient is outside the {variable.shape[0]} rows of "
                     f"variable {variable.name!r}"
                 )
-        self.build([variable for _, variable in pairs])
+        self._build_missing(every)
         learning_rate, step = self._rate_of_step(), int(self._iterations) + 1
         names = self.slot_names()
         for slices, variable in pairs:
@@ -286,8 +307,13 @@ class Optimizer(OptimizerState):
         variables: list[Variable],
         sparse: list[tuple[Any, Variable]],
         aggregate: bool,
+        every: list[Variable],
     ) -> None:
-        """Update variables that the replicas share, by the sum of their gradients."""
+        """Update variables that the replicas share, by the sum of their gradients.
+
+        Before, create the missing slots of ``every`` variable of the call.
+        """
+        self._build_missing(every)
         pairs = [*zip(gradients, variables, strict=True), *sparse]
         if aggregate:
             summed = strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs)
@@ -295,7 +321,7 @@ class Optimizer(OptimizerState):
             summed = [strategy.experimental_local_results(gradient)[0] for gradient, _ in pairs]
         rows = zip(summed[len(variables) :], [variable for _, variable in sparse], strict=True)
         if sparse:
-            self._step_rows(list(rows))
+            self._step_rows(list(rows), every)
         if variables:
             self._step([gradient.array for gradient in summed[: len(variables)]], variables)
         else:

@@ -217,7 +217,11 @@ class OptimizerState(CopiedByConfig, Trackable):
         return rate
 
     def build(self, var_list: Iterable[Variable]) -> None:
-        """Create the missing slots of these variables; for a shard, those of its whole variable."""
+        """Create the missing slots of these variables; for a shard, those of its whole variable.
+
+        If the list has all variables with slots, its order becomes the slots' order.
+        """
+        var_list = list(var_list)
         with self._creation(self):
             number = len({id(whole_of(variable)) for variable, _ in self._slots.values()})
             for variable in var_list:
@@ -232,6 +236,12 @@ class OptimizerState(CopiedByConfig, Trackable):
                 for place, part in enumerate(shards_of([whole])):
                     own = {name: parts[place] for name, parts in slots.items()}
                     self._slots[id(part)] = (part, own)
+            places = {id(whole_of(v)): place for place, v in enumerate(var_list)}
+            if all(id(whole_of(v)) in places for v, _ in self._slots.values()):
+                entries = sorted(
+                    self._slots.items(), key=lambda entry: places[id(whole_of(entry[1][0]))]
+                )
+                self._slots = dict(entries)
 
     def _common_slots(self) -> tuple[str, ...]:
         """Return the names of the slots that every optimizer can have."""

@@ -38,14 +38,25 @@ class _Batches(Generated):
     """A dataset of ``count`` batches; each epoch calls ``passes()``, which yields them."""
 
     def __init__(self, passes: Callable[[], Iterable[Any]], count: int) -> None:
-        # Some data loaders yield lists [x, y], which a dataset would convert to one array.
-        super().__init__(
-            lambda: (tuple(b) if isinstance(b, list) else b for b in passes()), None, ()
-        )
+        super().__init__(lambda: map(_element_of, passes()), None, ())
         self._count = count
 
     def _known_length(self) -> int:
         return self._count
+
+
+def _element_of(batch: Any) -> Any:
+    """Return a batch as an element of a dataset.
+
+    Some data loaders yield lists [x, y], which a dataset would convert to one array. Generators may
+    yield None in the place of targets and weights.
+    """
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    given = list(batch)
+    while len(given) > 1 and given[-1] is None:
+        given.pop()
+    return tuple(given)
 
 
 def _length_of(batches: Any) -> int:
@@ -81,7 +92,7 @@ def batches_of(
     y: Any = None,
     sample_weight: Any = None,
     batch_size: int | None = None,
-    shuffle: bool = False,
+    shuffle: bool | str = False,
     at_most: int | None = None,
 ) -> Any:
     """Return a dataset of global batches, distributed among the replicas of a strategy.
@@ -134,7 +145,10 @@ def batches_of(
     if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
         raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}")
     dataset = Dataset.from_tensor_slices(arrays)
-    if shuffle and rows > 1:
+    if isinstance(shuffle, str) and shuffle != "batch":
+        raise ValueError(f"shuffle must be True, False or 'batch', got {shuffle!r}")
+    # With "batch", each batch keeps its rows, and their order does not matter.
+    if shuffle and shuffle != "batch" and rows > 1:
         dataset = dataset.shuffle(rows, seed=_agreed_seed(strategy))
     return _distributed(strategy, dataset.batch(batch_size or _BATCH_SIZE))
 
@@ -232,7 +246,7 @@ def training_batches_of(
     y: Any,
     sample_weight: Any,
     batch_size: int | None,
-    shuffle: bool,
+    shuffle: bool | str,
     at_most: int | None,
 ) -> Any:
     """Return the result of `batches_of`, except for a `DatasetCreator` with parameter servers.

@@ -95,7 +95,7 @@ class Trainer(Learner):
         callbacks: Any = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
@@ -129,8 +129,8 @@ class Trainer(Learner):
             The fraction of the arrays, at their end, that is held out for validation.
         validation_data
             ``(x, y)``, ``(x, y, sample_weight)``, or any other ``x`` of `evaluate`.
-        shuffle : bool
-            True to shuffle arrays in each epoch.
+        shuffle : bool or "batch"
+            True to shuffle arrays in each epoch. With ``"batch"``, each batch keeps its rows.
         class_weight
             The factor of the weights of a class's examples, by class number; the default is 1.
         steps_per_epoch : int, optional

@@ -42,7 +42,7 @@ class PyDataset:
     def on_epoch_end(self) -> None:
         """Handle the end of an epoch, after its last batch."""
 
-    def passes(self, shuffle: bool) -> Iterator[Any]:
+    def passes(self, shuffle: bool | str) -> Iterator[Any]:
         """Yield the batches of an epoch, in random order with ``shuffle``."""
         self.on_epoch_begin()
         count = self.num_batches

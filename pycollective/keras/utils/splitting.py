@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pycollective.data import Dataset
+import numpy as np
+
+from pycollective import nest
+from pycollective.data import Dataset, experimental
+from pycollective.data.sharding import rows_of_batches
+from pycollective.data.spec import INFINITE_CARDINALITY
 
 
 def split_dataset(
@@ -16,28 +21,40 @@ def split_dataset(
 ) -> tuple[Dataset, Dataset]:
     """Return the beginning and the end of a dataset, for example for training and testing.
 
+    As in Keras, a `Dataset` is read once, and its elements are kept in memory. So the parts have no
+    common element, also if each pass over the dataset has another order or other random numbers.
+
     Parameters
     ----------
     dataset
-        A `Dataset` of known length, an array, or a list or tuple of arrays of the same length.
+        A finite `Dataset`, an array, or a list or tuple of arrays of the same length. If the dataset
+        consists of batches, their rows are split.
     left_size, right_size : float, optional
         The sizes of the parts: a fraction (float) or a number of elements (int). The default is the
         remainder.
     shuffle, seed
         True to shuffle the elements before the split, and the seed of their order.
 
+    Returns
+    -------
+    tuple of Dataset
+        The first ``left_size`` and the last ``right_size`` elements.
+
     Raises
     ------
     ValueError
         No size is given, a fraction is not between 0 and 1, or the sizes are too large. Or a part
-        would be empty, or the length is unknown.
+        would be empty, or the dataset is infinite.
     """
-    if not isinstance(dataset, Dataset):
+    batch = rows_of_batches(dataset) if isinstance(dataset, Dataset) else None
+    if isinstance(dataset, Dataset):
+        if dataset.cardinality() == INFINITE_CARDINALITY:
+            raise ValueError("split_dataset needs a finite dataset: call take(n) first")
+        dataset = _kept(dataset if batch is None else dataset.unbatch())
+    else:
         arrays = tuple(dataset) if isinstance(dataset, (list, tuple)) else dataset
         dataset = Dataset.from_tensor_slices(arrays)
-    total = int(dataset.cardinality())
-    if total < 0:
-        raise ValueError("split_dataset needs a dataset of known length")
+    total = len(dataset)
     if left_size is None and right_size is None:
         raise ValueError("At least one of the `left_size` or `right_size` must be specified.")
     left, right = (_elements(size, total) for size in (left_size, right_size))
@@ -51,7 +68,26 @@ def split_dataset(
         )
     if shuffle:
         dataset = dataset.shuffle(total, seed, reshuffle_each_iteration=False)
-    return dataset.take(left), dataset.skip(left).take(right)
+    parts = dataset.take(left), dataset.skip(total - right)
+    return parts if batch is None else (parts[0].batch(batch), parts[1].batch(batch))
+
+
+def _kept(dataset: Dataset) -> Dataset:
+    """Return a dataset of the elements of one pass."""
+    elements = list(dataset)
+    if elements:
+        try:
+            return Dataset.from_tensor_slices(nest.map_structure(_stacked, *elements))
+        except ValueError:  # the elements differ in shape
+            pass
+    spec = dataset.element_spec
+    known = all(s.shape is not None and s.dtype is not None for s in nest.flatten(spec))
+    made = Dataset.from_generator(lambda: elements, output_signature=spec if known else None)
+    return made.apply(experimental.assert_cardinality(len(elements)))
+
+
+def _stacked(*leaves: Any) -> Any:
+    return np.stack([leaf.numpy() for leaf in leaves])
 
 
 def _elements(size: int | float | None, total: int) -> int | None:
