@@ -391,9 +391,10 @@ void bind_communicator(py::module_& m) {
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
              const Named& algorithm, bool reproducible, double timeout, bool async_op,
-             std::optional<std::vector<std::int64_t>> shape) {
+             std::optional<std::vector<std::int64_t>> shape, const std::string& label) {
             Array array = array_of(input, output);
             if (shape) array.shape = std::move(*shape);
+            if (!label.empty()) array.type = label;
             Reducing reducing = reducing_of(input.dtype(), op);
             reducing.reproducible = reproducible;
             const Algorithm& how =
@@ -403,9 +404,9 @@ void bind_communicator(py::module_& m) {
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
           py::arg("reproducible"), py::arg("timeout"), py::arg("async_op") = false,
-          py::arg("shape") = py::none(),
+          py::arg("shape") = py::none(), py::arg("label") = "",
           "`shape`: the shape on which the ranks must agree, if not the input's; -2 separates the "
-          "shapes of several arrays.")
+          "shapes of several arrays. `label`: the name of the element type, if not the dtype's.")
       .def(
           "reduce",
           [](Communicator& self, const py::array& input, std::optional<py::array> output,
@@ -457,16 +458,18 @@ void bind_communicator(py::module_& m) {
       .def(
           "broadcast",
           [](Communicator& self, const py::array& input, py::array output, int root,
-             const Named& algorithm, double timeout, bool async_op) {
+             const Named& algorithm, double timeout, bool async_op, const std::string& label) {
             check_root(root, self.size());
             Array array = array_of(input, output);
+            if (!label.empty()) array.type = label;
             const Algorithm& how =
                 algorithm_of(self, Collective::broadcast, algorithm, bytes_of(input));
             return make_call(self, {input, output}, timeout, async_op,
                              self.prepare(how, array, root, nullptr));
           },
           py::arg("input"), py::arg("output"), py::arg("root"), py::arg("algorithm"),
-          py::arg("timeout"), py::arg("async_op") = false)
+          py::arg("timeout"), py::arg("async_op") = false, py::arg("label") = "",
+          "`label`: the name of the element type, if not the dtype's.")
       .def(
           "move_parts",
           [](Communicator& self, Collective collective, std::optional<py::array> input,

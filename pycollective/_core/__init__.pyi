@@ -279,6 +279,7 @@ class Communicator:
         timeout: float,
         async_op: bool = False,
         shape: Sequence[int] | None = None,
+        label: str = "",
     ) -> Task | None: ...
     def reduce(
         self,
@@ -317,6 +318,7 @@ class Communicator:
         algorithm: str | Algorithm,
         timeout: float,
         async_op: bool = False,
+        label: str = "",
     ) -> Task | None: ...
     def move_parts(
         self,

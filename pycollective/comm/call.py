@@ -94,7 +94,8 @@ class Call:
         array = self.array
         if array is None:
             return f"{self.collective}()"
-        kind = f"{array.dtype}{list(array.shape)}"
+        dtype = self.label or array.dtype
+        kind = f"{dtype}{list(array.shape)}"
         if self.is_message:
             end = "dest" if self.collective == "send" else "source"
             return f"{self.collective}({kind}, {end}={self.peer})"
@@ -104,7 +105,7 @@ class Call:
             kind += "" if self.shape is None else f" of shapes {list(self.shape)}"
             kind += f", {self.op}"
         elif self.shape is not None:
-            kind = f"{array.dtype}{list(self.shape)}"
+            kind = f"{dtype}{list(self.shape)}"
             kind += "" if self.counts is None else f", counts={list(self.counts)}"
         is_rooted = self.has_root or (self.shape is not None and not self.op)
         return f"{self.collective}({kind}{f', root={self.root}' * is_rooted})"

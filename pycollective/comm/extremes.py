@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from pycollective import _core, array_backend
 from pycollective.arguments import switch
 from pycollective.comm.arrays import Array, as_input
+from pycollective.comm.call import Call
 from pycollective.comm.reductions import Reductions
 from pycollective.comm.signatures import Later, Now, Options
 from pycollective.comm.work import Work
@@ -131,10 +132,17 @@ class Extremes(Reductions):
         seconds = self._seconds(timeout)
 
         def call() -> Located:
-            values = self.all_reduce(source, op, timeout=seconds)
+            values = self._labelled(source, op, f"{op}loc {source.dtype}", seconds)
             # A NaN is the extreme wherever there is one.
             has = (source == values) | ((source != source) & (values != values))
-            indices = self.all_reduce(np.where(has, own, _BEYOND), "min", timeout=seconds)
+            indices = self._labelled(np.where(has, own, _BEYOND), "min", f"{op}loc", seconds)
             return Located(values, indices)
 
         return self._run_later(call) if switch("async_op", async_op) else call()
+
+    def _labelled(self, x: Array, op: str, label: str, seconds: float) -> Array:
+        """Return an all-reduce that no other call can be mistaken for, because it has a label."""
+        out = self._result(x.shape, x)
+        given = np.ascontiguousarray(x).reshape(x.shape)
+        self._run(Call("all_reduce", given, out, seconds, op=op, count=x.size, label=label))
+        return out

@@ -31,8 +31,9 @@ class HostCore(_core.Communicator):
         match call.collective:
             case "all_reduce":
                 task = self.all_reduce(
-                    source, target, op, how, call.reproducible, seconds, later, call.shape
-                )
+                    source, target, op, how, call.reproducible, seconds, later, call.shape,
+                    call.label,
+                )  # fmt: skip
             case "reduce":
                 task = self.reduce(source, target, op, call.root, how, seconds, later)
             case "reduce_scatter":
@@ -41,7 +42,7 @@ class HostCore(_core.Communicator):
                 is_exclusive = call.collective == "exscan"
                 task = self.scan(source, target, op, is_exclusive, how, seconds, later)
             case "broadcast":
-                task = self.broadcast(source, target, call.root, how, seconds, later)
+                task = self.broadcast(source, target, call.root, how, seconds, later, call.label)
             case "barrier":
                 task = self.barrier(seconds, later)
             case "send":

@@ -211,7 +211,8 @@ class Member(_core.CommunicatorBase):
         ------
         MismatchError
             Two ranks' calls differ, and no call of this rank has raised it. If no rank had to receive
-            data in these calls, the rank that closes last raises it.
+            data in these calls, the rank that closes last raises it. A last call of some ranks only, in
+            which they wait for no other rank, is no error: such as a `broadcast` of the root.
         """
         if self._host is not None:
             self._host.wait_all()

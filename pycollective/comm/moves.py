@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+#: Takes the place of the dtype in calls that exchange the lengths of parts. So no call of the program
+#: can be mistaken for one of these.
+_COUNTS = "counts"
+
+
 class Moves(Member):
     """The calls of a `Communicator` that move arrays without combining them."""
 
@@ -411,7 +416,12 @@ class Moves(Member):
         if out_counts is None:
 
             def exchange() -> Any:
-                rows = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
+                given, found = np.array(sent, np.int64), np.empty(self.size, np.int64)
+                call = Call(
+                    "all_to_all", given, found, seconds, count=1, shape=given.shape, label=_COUNTS
+                )
+                self._run(call)
+                rows = found.tolist()
                 with self._between("a ragged all_to_all"):
                     return self.all_to_all(source, sent, out_counts=rows, out=out, timeout=timeout)
 
@@ -458,7 +468,7 @@ class Moves(Member):
 
         def exchange() -> Any:
             given, target, result = source, None, None
-            rows = self.all_gather(np.array([num_rows(source)], np.int64), timeout=seconds).tolist()
+            rows = self._gathered(np.array([num_rows(source)], np.int64), seconds, _COUNTS).tolist()
             with self._between(f"a ragged {name}"):
                 if is_receiver:
                     target, result = output_for(self._result, out, source, (sum(rows), *row))
@@ -489,7 +499,11 @@ class Moves(Member):
         """Send the counts, then the parts; on the root, ``like`` is the array to send."""
         row = like.shape[1:]
         sent = np.array(counts or [0] * self.size, np.int64)
-        rows = self.broadcast(sent, root, timeout=seconds).tolist()
+        call = Call(
+            "broadcast", sent, sent, seconds, root=root, count=sent.size, label=_COUNTS
+        )
+        self._run(call)
+        rows = sent.tolist()
         with self._between("a ragged scatter"):
             target, result = output_for(self._result, out, like, (rows[self.rank], *row))
             given = None

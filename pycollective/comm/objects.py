@@ -10,6 +10,7 @@ import numpy as np
 
 from pycollective.arguments import rank_number, switch, whole
 from pycollective.comm.arrays import Array
+from pycollective.comm.call import Call
 from pycollective.comm.messages import Messages
 from pycollective.comm.moves import Moves
 from pycollective.errors import MismatchError
@@ -18,6 +19,8 @@ MOST_BYTES = 1 << 28
 """The most bytes of an encoded object."""
 
 _JSON, _PICKLE = 0, 1
+#: Takes the place of the dtype of headers, so that no call for arrays can be mistaken for one of these.
+_LABEL = "object"
 
 
 class Objects(Moves, Messages):
@@ -65,7 +68,11 @@ class Objects(Moves, Messages):
         """
         pickle, root = switch("pickle", pickle), rank_number("root", root, self.size)
         data = _encoded(obj, pickle) if self.rank == root else np.empty(0, np.uint8)
-        header = self.broadcast(_header_of(data, pickle), root, timeout=timeout)
+        header = _header_of(data, pickle)
+        seconds = self._seconds(timeout)
+        self._run(
+            Call("broadcast", header, header, seconds, root=root, count=header.size, label=_LABEL)
+        )
         length = self._checked(header, pickle, root)
         given = data if self.rank == root else np.empty(length, np.uint8)
         return _decoded(self.broadcast(given, root, timeout=timeout), pickle)
@@ -101,8 +108,10 @@ class Objects(Moves, Messages):
         ``dest`` and ``tag`` are those of `send`; ``pickle``, ``timeout`` and the errors are those of
         `broadcast_object`.
         """
+        dest, tag = rank_number("dest", dest, self.size), whole("tag", tag, 0)
         data = _encoded(obj, switch("pickle", pickle))
-        self.send(_header_of(data, pickle), dest, tag, timeout=timeout)
+        header, seconds = _header_of(data, pickle), self._seconds(timeout)
+        self._run(Call("send", header, None, seconds, peer=dest, tag=tag, label=_LABEL))
         self.send(data, dest, tag, timeout=timeout)
 
     def recv_object(
@@ -116,7 +125,8 @@ class Objects(Moves, Messages):
         """
         pickle, source = switch("pickle", pickle), rank_number("source", source, self.size)
         tag = whole("tag", tag, 0)
-        header = self.recv(source=source, tag=tag, shape=2, dtype=np.int64, timeout=timeout)
+        header, seconds = np.empty(2, np.int64), self._seconds(timeout)
+        self._run(Call("recv", None, header, seconds, peer=source, tag=tag, label=_LABEL))
         length = self._checked(header, pickle, source)
         data = self.recv(source=source, tag=tag, shape=length, dtype=np.uint8, timeout=timeout)
         return _decoded(data, pickle)
@@ -126,7 +136,8 @@ class Objects(Moves, Messages):
     ) -> tuple[Array, list[int]]:
         """Return this rank's encoded object, and the lengths of all ranks' encoded objects."""
         data = _encoded(obj, switch("pickle", pickle))
-        headers = self.all_gather(_header_of(data, pickle), timeout=timeout).reshape(-1, 2)
+        row, seconds = _header_of(data, pickle).reshape(1, 2), self._seconds(timeout)
+        headers = self._gathered(row, seconds, _LABEL)
         return data, [self._checked(header, pickle, rank) for rank, header in enumerate(headers)]
 
     def _checked(self, header: Array, pickle: bool, sender: int) -> int:

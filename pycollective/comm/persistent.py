@@ -56,9 +56,10 @@ class Persistent(Generic[R]):
                 f"other arguments, not {call!r} with {', '.join(options) or 'none'}"
             )
         signature.bind(*args, **options)
-        again: Any = [list(value) if isinstance(value, Iterator) else value for value in args]
-        self._call = functools.partial(call, *again, **options)
-        begin = functools.partial(call, *again, **{**options, "async_op": True})  # type: ignore[arg-type]
+        again: Any = [_kept(value) for value in args]
+        named: Any = {name: _kept(value) for name, value in options.items()}
+        self._call = functools.partial(call, *again, **named)
+        begin = functools.partial(call, *again, **{**named, "async_op": True})  # type: ignore[arg-type]
         self._begin = cast(Callable[[], Work[R]], begin)
         self._work: Work[R] | None = None
 
@@ -104,3 +105,8 @@ class Persistent(Generic[R]):
     def _refuse_second_start(self) -> None:
         if self._work is not None:
             raise RuntimeError("this call was started already: call wait() first")
+
+
+def _kept(value: Any) -> Any:
+    """Return a value that each start can read; an iterator can be read once."""
+    return list(value) if isinstance(value, Iterator) else value

@@ -102,11 +102,19 @@ class _Parts:
             yield total
 
     def _in_dtype(self, found: Array, dtype: np.dtype[Any]) -> Array:
-        """Return a result in the arrays' dtype; refuse Python objects of another kind."""
+        """Return a result in the arrays' dtype; refuse objects of another kind, and lost values."""
         if found.dtype == object and found.size:
-            made = np.asarray(found.tolist()).dtype
-            if not np.can_cast(made, dtype, "same_kind"):
-                raise TypeError(f"{self._function} makes {made} of {dtype}: convert x first")
+            found = np.asarray(found.tolist())
+        kinds = {found.dtype.kind, dtype.kind}
+        if kinds <= {"i", "u"} or kinds in ({"U"}, {"S"}):  # results may be too long, or too large
+            made = found.astype(dtype, copy=False)
+            if made is not found and (made != found).any():
+                raise TypeError(
+                    f"{self._function} makes values that do not fit into {dtype}: convert x first"
+                )
+            return made
+        if found.size and not np.can_cast(found.dtype, dtype, "same_kind"):
+            raise TypeError(f"{self._function} makes {found.dtype} of {dtype}: convert x first")
         return found.astype(dtype, copy=False)
 
     def _prefixes(self, contributions: Array) -> Array:

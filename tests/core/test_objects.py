@@ -90,7 +90,8 @@ def test_object_longer_than_the_limit_raises_on_both_ranks(monkeypatch, on_ranks
         with pytest.raises(ValueError, match="has 202 bytes, more than 100"):
             comm.all_gather_object("x" * 200)
         if comm.rank == 0:  # a sender that keeps to no bound
-            comm.send(np.array([1 << 50, 0]), 1)
+            header = np.array([1 << 50, 0])
+            comm._core.send(header, 1, 0, 20.0, False, "object")
             return "sent"
         with pytest.raises(pc.MismatchError, match=f"rank 0 sends .* of {1 << 50} bytes"):
             comm.recv_object(0)

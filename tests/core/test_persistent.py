@@ -50,8 +50,10 @@ def test_messages_and_calls_without_a_result_can_be_persistent(on_ranks):
 def test_every_start_reduces_the_arrays_of_an_iterator():
     (comm,) = local_group(1)
     request = pc.Persistent(comm.all_reduce_many, (np.arange(n) for n in (2, 3)))
+    named = pc.Persistent(comm.all_reduce_many, arrays=(np.arange(n) for n in (2, 3)))
     for _ in range(2):
         assert [a.tolist() for a in request()] == [[0, 1], [0, 1, 2]]
+        assert [a.tolist() for a in named()] == [[0, 1], [0, 1, 2]]
 
 
 def test_start_twice_or_wait_first_raises():

@@ -97,6 +97,49 @@ def test_differing_calls_are_named_by_close(on_ranks, kind, case):
         check(error, case, kind)
 
 
+#: The calls of rank 0 and rank 1. The first part of a call for objects or for parts of different
+#: lengths has the shape and dtype of the other rank's array.
+WITH_TWO_PARTS = {
+    "broadcast_object": (
+        lambda c: c.broadcast_object({"a": 1}),
+        lambda c: c.broadcast(np.zeros(2, np.int64)),
+    ),
+    "all_gather_object": (
+        lambda c: c.all_gather_object(1),
+        lambda c: c.all_gather(np.zeros((1, 2), np.int64)),
+    ),
+    "send_object": (
+        lambda c: c.send_object("hi", 1),
+        lambda c: c.recv(np.zeros(2, np.int64), 0),
+    ),
+    "ragged scatter": (
+        lambda c: c.scatter(np.arange(2), ragged=True, counts=[1, 1]),
+        lambda c: c.broadcast(np.zeros(2, np.int64)),
+    ),
+    "ragged all_gather": (
+        lambda c: c.all_gather(np.ones(1, np.int64), ragged=True),
+        lambda c: c.all_gather(np.ones(1, np.int64)),
+    ),
+    "ragged all_to_all": (
+        lambda c: c.all_to_all(np.arange(2), [1, 1]),
+        lambda c: c.all_to_all(np.arange(2)),
+    ),
+    "minloc": (lambda c: c.minloc(np.ones(2)), lambda c: c.all_reduce(np.ones(2), "min")),
+}
+
+
+@pytest.mark.parametrize("case", WITH_TWO_PARTS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_call_for_arrays_does_not_match_the_first_part_of_another_call(on_ranks, kind, case):
+    calls = WITH_TWO_PARTS[case]
+
+    def work(group):
+        return error_of(lambda: (calls[group.rank](group), group.barrier()))
+
+    errors = on_ranks(make_group(kind, 2, 20), work)
+    assert all(isinstance(error, pc.MismatchError) for error in errors), errors
+
+
 def _message_of_another_type(group):
     if group.rank == 1:
         group.send(np.ones(4), 2)

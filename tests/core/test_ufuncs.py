@@ -67,6 +67,27 @@ def test_ufunc_of_python_keeps_the_dtype(on_ranks):
     assert on_ranks(pc.local_group(3, timeout=20), work) == [("int16", [-1, 5, -3])] * 3
 
 
+@pytest.mark.parametrize(
+    ("x", "function", "result"),
+    [
+        (np.array([1, 7], "uint8"), max, [1, 7]),
+        (np.array([100, 1], "int8"), lambda a, b: a + b, None),
+        (np.array(["ab", "c"], "U4"), lambda a, b: a + b, ["abab", "cc"]),
+        (np.array(["ab", "c"]), lambda a, b: a + b, None),
+        (np.array([b"ab"]), lambda a, b: a + b, None),
+    ],
+)
+def test_ufunc_of_python_with_results_that_do_not_fit_raises_type_error(
+    x, function, result, on_ranks
+):
+    op = np.frompyfunc(function, 2, 1)
+    found = on_ranks(pc.local_group(2, timeout=20), lambda comm: comm.all_reduce(x, op))
+    if result is None:
+        assert any("do not fit into" in str(f) for f in found if isinstance(f, TypeError))
+    else:
+        assert [f.tolist() for f in found] == [result] * 2 and found[0].dtype == x.dtype
+
+
 @pytest.mark.parametrize("function", [lambda a, b: (a + b) / 2, lambda a, b: None])
 def test_ufunc_of_python_with_results_of_another_kind_raises_type_error(function, on_ranks):
     op = np.frompyfunc(function, 2, 1)
