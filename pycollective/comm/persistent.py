@@ -59,7 +59,7 @@ class Persistent(Generic[R]):
         again: Any = [_kept(value) for value in args]
         named: Any = {name: _kept(value) for name, value in options.items()}
         self._call = functools.partial(call, *again, **named)
-        begin = functools.partial(call, *again, **{**named, "async_op": True})  # type: ignore[arg-type]
+        begin = functools.partial(call, *again, **{**named, "async_op": True})
         self._begin = cast(Callable[[], Work[R]], begin)
         self._work: Work[R] | None = None
 

@@ -50,6 +50,7 @@ class HandshakeServer:
         self._handshakes: dict[int, socket.socket] = {}  # in the order of arrival
         self._closed = threading.Event()
         self.rejected = 0
+        self.reason = ""  # for which the last connection was rejected
         self.shortage: OSError | None = None  # set if no connection can be accepted any more
         self.address: tuple[str, int] = sock.getsockname()[:2]  # meaningless for a Unix socket
         sock.settimeout(0.2)
@@ -100,8 +101,9 @@ class HandshakeServer:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock = self._secured(connection, deadline)
             channel, hello = answer(sock, self._key, deadline)
-        except (HandshakeError, OSError):
+        except (HandshakeError, OSError) as error:
             self.rejected += 1
+            self.reason = str(error)
             self._forget(connection)
             sock.close()
             connection.close()
@@ -128,7 +130,7 @@ class HandshakeServer:
         refuse(
             connection, f"{why}: set PYCOLLECTIVE_TLS_CERT, _KEY and _CA on all ranks, or on none"
         )
-        raise HandshakeError(why)
+        raise HandshakeError(f"{why}, and the other one {'does' if begins_tls else 'does not'}")
 
     def _replace(self, connection: socket.socket, sock: socket.socket) -> None:
         """Register the TLS socket of a connection, which `close` then shuts down."""

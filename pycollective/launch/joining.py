@@ -267,7 +267,11 @@ class Joining:
 
     def _rejected(self, front: HandshakeServer) -> str:
         """Return a text about rejected connections and the last join request that was refused."""
-        failed = f"{front.rejected} connections failed the handshake" if front.rejected else ""
+        failed = (
+            f"{front.rejected} connections failed the handshake, the last one because {front.reason}"
+            if front.rejected
+            else ""
+        )
         return ", ".join(filter(None, [failed, self._refused]))
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:

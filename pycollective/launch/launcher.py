@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from signal import Signals
+from typing import Any
 
 from pycollective import _core, tuning
 from pycollective.environment import arena_bytes
@@ -60,6 +62,10 @@ class LaunchedGroup:
 
     def survives(self, rank: int, running: set[int]) -> bool:
         """Return True if the other processes may run without a rank that has failed."""
+        return False
+
+    def is_over(self, running: set[int]) -> bool:
+        """Return True if the running processes have nothing left to do."""
         return False
 
     def close(self) -> None:
@@ -149,6 +155,10 @@ class Tasks(LaunchedGroup):
         first = self._tasks.index(("worker", 0)) + 1
         return rank >= first and any(other >= first for other in running)
 
+    def is_over(self, running: set[int]) -> bool:
+        """Return True without the chief, who may have ended before the other tasks knew it."""
+        return 0 not in running
+
     def close(self) -> None:
         for listener in self._listeners:
             listener.close()
@@ -215,7 +225,8 @@ def run(
     Returns
     -------
     int
-        The status of the rank that failed first, 128 + n if signal n killed it, else 0.
+        The status of the rank that failed first, 128 + n if signal n killed it, else 0. A worker of a
+        `Tasks` group counts only if it is the last one.
 
     Raises
     ------
@@ -230,16 +241,23 @@ def run(
         _report("TF_CONFIG is removed from the ranks' environment: it describes another group")
     shares = cores.shares(size) if bind == "cores" else []
     received: list[int] = []
+    is_ending = threading.Event()
+
+    def receive(number: int, _frame: object) -> None:
+        received.append(number)
+        if number in _ENDING:
+            is_ending.set()
+
     output = Output((sys.stdout, sys.stderr), prefix)
     before = {
-        s: signal.signal(s, lambda number, _frame: received.append(number))
+        s: signal.signal(s, receive)
         for s in _FORWARDED
         if s is not signal.SIGHUP or signal.getsignal(s) is not signal.SIG_IGN  # nohup
     }
     with contextlib.ExitStack() as at_end:
         for number, handler in before.items():
             at_end.callback(signal.signal, number, handler)
-        at_end.callback(output.finish)
+        at_end.callback(output.finish, is_ending, GRACE)
         ranks = at_end.enter_context(Ranks(group))
         for rank in range(size):
             variables, descriptors = group.environment_of(rank)
@@ -294,6 +312,7 @@ class Ranks:
         self._orphans: dict[int, float] = {}  # when a rank ended, by the process group that it led
         self._next_signal = 0.0  # time of the next signal to running ranks; 0: none
         self._ending_signals = [signal.SIGTERM, signal.SIGKILL]
+        self._before: Any = None  # the program's handler of SIGCHLD
 
     def add(self, pid: int, poll: Callable[[], int | None]) -> None:
         """Add the process of the next rank.
@@ -358,6 +377,9 @@ class Ranks:
         return bool(self._orphans)
 
     def __enter__(self) -> Ranks:
+        # If SIGCHLD is ignored, or a handler waits for any child, the ranks' exit codes are lost.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -369,6 +391,8 @@ class Ranks:
             _signal_group(pid, signal.SIGKILL)
         self._watchdog.close()
         self.group.close()
+        if self._before is not None:
+            signal.signal(signal.SIGCHLD, self._before)
 
 
 def _signal_group(pid: int, number: int) -> bool:
@@ -387,6 +411,7 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
     status = 0
     after: list[str] = []
     interrupts = 0
+    ended_by_this: set[int] = set()
     while ranks.running or ranks.has_orphans():
         while received:
             number = received.pop(0)
@@ -405,7 +430,7 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
             if not code or not status:
                 who = f"rank {rank} (process {ranks.pids[rank]})"
                 ranks.group.ended(rank, f"{who} {how}", failed=code != 0)
-            if not code:
+            if not code or rank in ended_by_this:
                 continue
             if not status and ranks.group.survives(rank, ranks.running):
                 _report(f"rank {rank}, a worker, {how}; the other workers continue")
@@ -416,7 +441,12 @@ def _watch(ranks: Ranks, received: list[int]) -> int:
                 _report(f"rank {rank} {how}")
             else:
                 after.append(f"rank {rank} {how}")
+        is_over = ranks.group.is_over(ranks.running)
+        if is_over:
+            ranks.end_soon()
         if ending := ranks.end_if_due():
+            if is_over and not status:
+                ended_by_this |= ranks.running
             _report(f"sending {ending.name} to running ranks: {_listed(ranks.running)}")
         time.sleep(0.01)
     if after:

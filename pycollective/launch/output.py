@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import select
 import selectors
@@ -16,8 +17,11 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-_LONGEST = 1 << 20
-"""Most bytes of an incomplete line that are kept; a longer line is printed before it is complete."""
+_LONGEST = 1 << 24
+"""Most bytes of an incomplete line that are kept.
+
+A longer line is printed in parts, and a line of another rank between two parts breaks it.
+"""
 _INCOMPLETE_SECONDS = 0.2
 """Seconds until an incomplete line is printed on a terminal."""
 
@@ -49,12 +53,14 @@ class _LauncherStream:
             head = b""
         else:
             head = (b"\n" if self._unfinished else b"") + source.prefix
-        ended = text.endswith((b"\n", b"\r"))
-        if self.terminal:
-            self._unfinished = None if ended else source
-        elif not ended:
-            text += b"\n"
+        ended = text.endswith((b"\n", b"\r") if self.terminal else b"\n")
+        self._unfinished = None if ended else source
         self._write(head + text)
+
+    def end_line(self, source: _RankStream) -> None:
+        """End the last line of a rank, unless the cursor of a terminal may stay in it."""
+        if self._unfinished is source and not self.terminal:
+            self.write(source, b"\n")
 
     def _write(self, data: bytes) -> None:
         try:
@@ -142,14 +148,20 @@ class Output:
         """Start the thread."""
         self._thread.start()
 
-    def finish(self) -> None:
+    def finish(self, is_interrupted: threading.Event, seconds: float) -> None:
         """Print all that the ranks have written, and end the thread.
 
-        This does not wait for children of ended ranks, which may keep a stream open.
+        This does not wait for children of ended ranks, which may keep a stream open. Nor does it wait
+        longer than ``seconds`` for the reader of the output once the launcher was interrupted.
         """
         self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        until = math.inf
+        while self._thread.is_alive():
+            self._thread.join(0.02)
+            if is_interrupted.is_set():
+                until = min(until, time.monotonic() + seconds)
+                if time.monotonic() > until:
+                    return  # the thread still writes
         for key in list(self._selector.get_map().values()):
             self._close(key.data)
         self._selector.close()
@@ -174,5 +186,6 @@ class Output:
 
     def _close(self, source: _RankStream) -> None:
         source.print_incomplete()
+        source.target.end_line(source)
         self._selector.unregister(source.pipe)
         source.pipe.close()

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 _AFTER_CTRL_C = 2.0
 """Seconds that the ranks have to end by themselves after Ctrl-C, before SIGKILL."""
+_LOST = 255
+"""Takes the place of an exit code that this program cannot learn."""
 
 _PORTABLE = "return arrays, numbers, text, and containers of these, or give threads=True"
 
@@ -384,8 +386,9 @@ def _in_processes(
                 with writer, cores.only_on(shares[rank]):
                     process.start()
                 processes.append(process)
-                ranks.add(process.pid, partial(getattr, process, "exitcode"))
-                at_end.callback(process.close)  # frees its descriptors now, when it has ended
+                is_child = how.get_start_method() != "forkserver"
+                ranks.add(process.pid, partial(_exit_code, process, is_child))
+                at_end.callback(_close, process)
             return _watch(ranks, processes, readers)
         except KeyboardInterrupt:
             ranks.signal(signal.SIGINT)
@@ -393,6 +396,23 @@ def _in_processes(
             while (ranks.ended() or ranks.running) and time.monotonic() < until:
                 time.sleep(0.01)
             raise
+
+
+def _exit_code(process: BaseProcess, is_child: bool) -> int | None:
+    """Return a process's exit code, None while it runs, or `_LOST` if this program lost the code."""
+    code = process.exitcode
+    if code is None and is_child and process.pid is not None:
+        try:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # a handler of SIGCHLD waits for any child, or SIGCHLD is ignored
+            return _LOST
+    return code
+
+
+def _close(process: BaseProcess) -> None:
+    """Free the descriptors of a process that has ended."""
+    with contextlib.suppress(ValueError):  # this program lost its exit code
+        process.close()
 
 
 def _context(given: str | BaseContext | None) -> BaseContext:

@@ -150,9 +150,15 @@ def _context(protocol: int, certificate: str, key: str, authority: str) -> ssl.S
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # no session is resumed
+
+    def refuse() -> str:  # without this function OpenSSL asks the user for a passphrase
+        raise ValueError(
+            f"{KEY}={key!r} is encrypted: give a key without a passphrase, made by 'openssl pkey'"
+        )
+
     name, value = CERTIFICATE, certificate
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, password=refuse)
         name, value = AUTHORITY, authority
         context.load_verify_locations(authority)
     except OSError as error:  # also SSLError

@@ -140,6 +140,60 @@ os.write(2, b"without an end")
     assert err == b"without an end\n" * 3
 
 
+def test_in_a_pipe_a_long_line_stays_whole(tmp_path):
+    done = start(tmp_path, 1, "print('x' * 1_500_000); print('y' * 20_000_000, end='')")
+    out, _ = done.communicate(timeout=60)
+    assert [len(line) for line in out.splitlines()] == [1_500_000, 20_000_000]
+    assert out.endswith("y\n")
+
+
+def test_interrupted_launcher_does_not_wait_for_the_reader_of_its_output(tmp_path):
+    """The output is more than a pipe holds, and nobody reads it."""
+    (tmp_path / "script.py").write_text("for _ in range(1000): print('x' * 1000, flush=True)")
+    command = (
+        "import sys; from pycollective.launch import launcher; launcher.GRACE = 0.3; "
+        "sys.exit(launcher.run([sys.executable, 'script.py'], 2))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", command],
+        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == "x"
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline() == "pycollective run: rank 0 was killed by SIGTERM\n"
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+
+
+def test_sigchld_ignored_by_the_caller_the_status_is_still_that_of_the_ranks(tmp_path):
+    (tmp_path / "script.py").write_text("import sys; sys.exit(3)")
+    done = subprocess.run(
+        [sys.executable, "-m", "pycollective", "run", "-n", "2", "script.py"],
+        cwd=tmp_path, env=ENVIRONMENT, timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )  # fmt: skip
+    assert done.returncode == 3
+
+
+def test_chief_that_ends_at_once_ends_its_cluster(tmp_path):
+    (tmp_path / "script.py").write_text("""
+import json, os, time
+if json.loads(os.environ["TF_CONFIG"])["task"]["type"] != "chief":
+    time.sleep(60)
+""")
+    command = (
+        "import sys; from pycollective.launch import launcher; launcher.GRACE = 0.3; "
+        "tasks = launcher.Tasks(1, 1); "
+        "sys.exit(launcher.run([sys.executable, 'script.py'], tasks.size, group=tasks))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=40,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stderr == "pycollective run: sending SIGTERM to running ranks: ranks 1, 2\n"
+
+
 def test_output_reader_closes_ranks_are_ended(tmp_path):
     process = start(tmp_path, 2, "while True: print('x' * 1000)")
     process.stdout.read(5000)

@@ -192,6 +192,33 @@ def test_spawn_rank_that_ends_early_is_named(work, text, code, transport):
     assert (caught.value.rank, caught.value.ranks, caught.value.exitcode) == (1, (1,), code)
 
 
+@pytest.mark.parametrize("where", ["main", "thread"])
+@pytest.mark.parametrize("handler", ["signal.SIG_IGN", "reap"])
+def test_spawn_whose_program_takes_the_exit_codes_returns_the_results(tmp_path, where, handler):
+    (tmp_path / "script.py").write_text(f"""
+import contextlib, os, signal, threading, time
+import pycollective as pc
+def reap(*_):
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+def spawn():
+    print(pc.spawn(lambda comm: comm.rank, 2, context="fork"), flush=True)
+signal.signal(signal.SIGCHLD, {handler})
+if "{where}" == "main":
+    spawn()
+else:
+    thread = threading.Thread(target=spawn)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.01)
+assert signal.getsignal(signal.SIGCHLD) == {handler}
+""")
+    command = [sys.executable, "script.py"]
+    out = subprocess.check_output(command, cwd=tmp_path, env=ENVIRONMENT, text=True, timeout=30)
+    assert out == "[0, 1]\n"
+
+
 def test_spawn_thread_that_calls_sys_exit_is_a_rank_error():
     with pytest.raises(pc.RankError, match=r"rank 1 called sys.exit\(3\)"):
         pc.spawn(exits, 2, threads=True)

@@ -69,6 +69,7 @@ class Recorder:
     def __init__(self, port):
         self.said = []
         self._port = port
+        self._open = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -82,6 +83,7 @@ class Recorder:
                 except OSError:  # rank 0 does not listen yet: the rank tries again
                     near.close()
                     continue
+                self._open += [near, far]
                 for ends in ((near, far, self.said), (far, near, [])):
                     threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
@@ -95,6 +97,10 @@ class Recorder:
 
     def close(self):
         self._server.close()
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives
+            sock.close()
 
 
 def bother(pids, replay, stop, seed, sent, replayed):

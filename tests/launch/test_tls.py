@@ -286,9 +286,19 @@ def test_tls_untrusted_certificate_is_refused(on_ranks, monkeypatch, certificate
     environments = [certificates(), certificates(*others) if others else {}]
     first, second = refused(on_ranks, monkeypatch, *members_or_refused(environments))
     assert isinstance(first, RendezvousError)
-    assert "failed the handshake" in str(first)
+    assert re.search("failed the handshake, the last one because .*TLS", str(first)), first
     assert isinstance(second, RendezvousError)
     assert re.search(why, str(second)), second
+
+
+def test_tls_encrypted_key_is_refused_without_a_question(certificates, tmp_path):
+    env = certificates()
+    locked = tmp_path / "locked.key"
+    out = ("-out", str(locked), "-aes256", "-passout", "pass:hello")
+    _openssl(tmp_path, "pkey", "-in", env["PYCOLLECTIVE_TLS_KEY"], *out)
+    locked.chmod(0o600)
+    with pytest.raises(ValueError, match="locked.key' is encrypted: give a key without"):
+        tls.of_environment({**env, "PYCOLLECTIVE_TLS_KEY": str(locked)})
 
 
 @pytest.mark.slow
