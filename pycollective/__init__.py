@@ -152,15 +152,8 @@ def _module(name: str) -> Any:
 
 def _no_attribute(name: str) -> str:
     """Return the message for a missing attribute, with the public name that the caller may mean."""
-    import difflib
-
-    def plain(name: str) -> str:
-        return name.lower().replace("_", "")
-
-    calls = {plain(one): f"Communicator.{one}" for one in dir(Communicator) if one[0] != "_"}
-    public = calls | {plain(one): one for one in __dir__()}
-    like = difflib.get_close_matches(plain(name), public, 1)
-    meant = _module("other_names").ours(name) or (public[like[0]] if like else None)
+    calls = {one: f"Communicator.{one}" for one in dir(Communicator) if one[0] != "_"}
+    meant = _module("other_names").meant(name, calls | {one: one for one in __dir__()})
     text = f"module 'pycollective' has no attribute {name!r}"
     if meant is None:
         return text

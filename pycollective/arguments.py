@@ -72,8 +72,9 @@ def op_name(op: Any, dtype: Any = None) -> OpName:
     if name is None:
         raise TypeError(
             f"op must be one of {', '.join(map(repr, _OPS))}, a pycollective.distribute.ReduceOp, or a "
-            f"NumPy function of two arguments, not {op!r}. Of NumPy's functions, all_reduce_many "
-            "takes only add, multiply, minimum, maximum, bitwise_and, bitwise_or and bitwise_xor"
+            f"NumPy function of two arguments, not {op!r}. numpy.frompyfunc(f, 2, 1) makes such a "
+            "function, except for all_reduce_many, which takes only add, multiply, minimum, maximum, "
+            "bitwise_and, bitwise_or and bitwise_xor"
         )
     found: OpName = name
     return found

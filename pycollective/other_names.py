@@ -6,6 +6,9 @@ the two.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
+
 _METHODS = {
     "rank": "Get_rank get_rank",
     "size": "Get_size get_world_size",
@@ -55,3 +58,17 @@ def ours(name: str) -> str | None:
     if name[:1] in ("I", "i"):
         forms.append(name[1:].capitalize())
     return next((OURS[form] for form in forms if form in OURS), None)
+
+
+def meant(name: str, public: Mapping[str, str]) -> str | None:
+    """Return the most likely meaning of a missing name, a value of ``public``, or None.
+
+    ``public`` has what stands for each name of the package.
+    """
+    plain = {_plain(one): stands for one, stands in public.items()}
+    like = difflib.get_close_matches(_plain(name), plain, 1)
+    return ours(name) or (plain[like[0]] if like else None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -321,9 +323,8 @@ class Execution {
 
   std::string describe(const Value& v) const {
     if (v.chunk < 0) return "never written";
-    std::string text =
-        "chunk " + std::to_string(v.chunk) + " with " + std::to_string(v.ranks) + " contributions";
-    text += " from ranks";
+    std::string text = "chunk " + std::to_string(v.chunk) + " with the " +
+                       (v.ranks == 1 ? "contribution of rank" : "contributions of ranks");
     for (int r = 0; r < size_; ++r) {
       if (v.set >> r & 1) text += " " + std::to_string(r);
     }
@@ -403,7 +404,9 @@ Misfit find_misfit(const Step& step, int rank, const Shape& shape) {
 
 std::string explain(Misfit misfit, const Step& step, int rank, const Shape& shape) {
   auto outside = [&](const Span& span) {
-    return "chunks outside 0:" + std::to_string(shape.chunks_of(rank, span.buffer));
+    const int chunks = shape.chunks_of(rank, span.buffer);
+    return "chunks outside 0:" + std::to_string(chunks) +
+           (shape.parts && chunks == 1 ? " (here a rank has one part, which is its chunk 0)" : "");
   };
   switch (misfit) {
     case Misfit::none:
@@ -466,10 +469,21 @@ std::string verify(const Schedule& schedule, bool in_place, int filled) {
 
 std::string prove(const Schedule& schedule) {
   if (schedule.steps.size() > kExactRanks) return verify(schedule, true);
-  bool any_length = !in_parts(schedule.collective);
+  // Between two numbers at which a span begins, the same steps are empty. So the greater number is
+  // enough. All chunks are first, because their errors are the clearest.
+  std::set<int, std::greater<>> numbers{schedule.chunks};
+  if (!in_parts(schedule.collective)) {
+    for (const auto& steps : schedule.steps) {
+      for (const Step& step : steps) {
+        for (const Span& span : {step.source, step.target}) {
+          const int first = span.first % schedule.chunks;
+          if (first > 0) numbers.insert(first);
+        }
+      }
+    }
+  }
   for (bool in_place : {false, true}) {
-    // All chunks first, because their errors are the clearest.
-    for (int filled = schedule.chunks; filled > 0; --filled) {
+    for (int filled : numbers) {
       std::string problem = verify(schedule, in_place, filled);
       if (!problem.empty()) {
         problem = (in_place ? "in place: " : "out of place: ") + problem;
@@ -477,7 +491,6 @@ std::string prove(const Schedule& schedule) {
         return "with " + std::to_string(filled) + " of " + std::to_string(schedule.chunks) +
                " chunks filled, " + problem;
       }
-      if (!any_length) break;
     }
   }
   return "";

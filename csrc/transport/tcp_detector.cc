@@ -293,7 +293,8 @@ void FailureDetector::close() noexcept {
 
 std::string FailureDetector::describe_peer(const Peer& peer) {
   if (peer.left) {
-    return peer.title + " has left the group after " + std::to_string(peer.calls) + " calls";
+    return peer.title + " has left the group after " + std::to_string(peer.calls) +
+           (peer.calls == 1 ? " call" : " calls");
   }
   std::string who = peer.title;
   if (!peer.message.empty()) who += " waits in " + peer.message + " and";

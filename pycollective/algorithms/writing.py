@@ -219,7 +219,8 @@ def algorithm(
     collective : str
         The name of the collective, as the `Communicator` method is called. Write rooted collectives for
         root 0; calls renumber the ranks for another root. In gathers, scatters, reduce_scatter and
-        all_to_all, chunk i is the part of rank i, and ``num_chunks`` is the number of ranks.
+        all_to_all, ``num_chunks`` is the number of ranks. Chunk i of an array of all parts is the part
+        of rank i; an array of one part has only chunk 0.
 
     Returns
     -------

@@ -177,6 +177,8 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
             "nothing to tune: none of these collectives has several algorithms of its own"
         )
     if args.tune:
+        if args.algorithm != ["auto"]:
+            raise ValueError("--tune times every algorithm: leave out --algorithm")
         file = tuning.path()
         if file is None:
             raise ValueError(

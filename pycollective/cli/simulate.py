@@ -113,10 +113,12 @@ def _run(args: argparse.Namespace) -> list[list[Simulation]]:
         raise ValueError(f"{', '.join(args.collective)} has no root")
     clusters = {ranks: _cluster(args, ranks, sizes[-1]) for ranks in counts}
     chosen = _algorithms(args, list(clusters.values()))
-    if args.verify:
-        for cluster in clusters.values():
-            for collective, algorithm in chosen:
+    for cluster in clusters.values():
+        for collective, algorithm in chosen:
+            if args.verify:
                 _verify(collective, algorithm, cluster)
+            elif isinstance(algorithm, Algorithm) and cluster.ranks <= PROVED_RANKS:
+                algorithm.verify(cluster.ranks)  # as before a call
     many = len(args.collective) > 1
     table = Table(*([COLLECTIVE] if many else []), *_COLUMNS)
     names = ", ".join(args.collective)

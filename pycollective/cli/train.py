@@ -303,6 +303,11 @@ def _strategy(args: argparse.Namespace) -> distribute.Strategy:
         raise options.WrongOptionError(
             f"--batch-size {args.batch_size} leaves some of the {replicas} replicas without examples"
         )
+    if replicas > 1 and isinstance(args.cross_device_ops, _OwnAlgorithm):
+        try:
+            args.cross_device_ops.algorithm.verify(replicas)
+        except (ValueError, TypeError) as error:
+            raise options.WrongOptionError(str(error)) from error
     if args.strategy == "mirrored":
         return distribute.MirroredStrategy(
             [f"cpu:{i}" for i in range(replicas)], args.cross_device_ops

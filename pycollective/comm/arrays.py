@@ -19,6 +19,12 @@ NewResult: TypeAlias = Callable[[tuple[int, ...], Array], Array]
 """``new(shape, like)`` makes an array for a result, with the dtype and the device of ``like``."""
 
 
+OBJECTS_REFUSED = (
+    "arrays of Python objects cannot be sent: give a numeric dtype, or use the calls for objects, such "
+    "as broadcast_object"
+)
+
+
 class CallerArray(NamedTuple):
     """The caller's array for a result."""
 
@@ -42,7 +48,7 @@ def _as_array(x: Any) -> Array:
         return np.frombuffer(x, np.uint8)
     if array_backend.is_on_gpu(x):
         return array_backend.gpu_array(x)
-    if isinstance(x, np.ma.MaskedArray):
+    if any(isinstance(one, np.ma.MaskedArray) for one in (x if isinstance(x, list) else [x])):
         raise TypeError(
             "masked arrays would lose their masks: give x.filled(value), or x.data and x.mask"
         )
@@ -65,7 +71,7 @@ def as_input(x: ArrayLike) -> Array:
     """
     array = _as_array(x)
     if array.dtype.hasobject:
-        raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
+        raise TypeError(OBJECTS_REFUSED)
     return array if is_fit(array) else _copied(array)
 
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from pycollective import _core, arguments, array_backend, tuning
+from pycollective import _core, arguments, array_backend, other_names, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
 from pycollective.comm import tracing
-from pycollective.comm.arrays import Array, CallerArray, deliver
+from pycollective.comm.arrays import OBJECTS_REFUSED, Array, CallerArray, deliver
 from pycollective.comm.call import Call, Engine, GpuEngines, HostEngine, How
 from pycollective.comm.host import HostCore
 from pycollective.comm.mpi import MPICore
@@ -42,6 +42,15 @@ live: weakref.WeakSet[Member] = weakref.WeakSet()
 
 class Member(_core.CommunicatorBase):
     """A rank of a group: its engines, and the way from a call to an engine."""
+
+    if not TYPE_CHECKING:  # with this method, type checkers would accept every misspelt name
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            names = {one: one for one in dir(type(self)) if one[0] != "_"}
+            meant = None if name.startswith("_") else other_names.meant(name, names)
+            hint = "" if meant is None else f"; did you mean {meant.removeprefix('Communicator.')!r}?"
+            raise AttributeError(text + hint, name=name, obj=self)
 
     def __init__(
         self,
@@ -142,7 +151,7 @@ class Member(_core.CommunicatorBase):
         lengths = arguments.sizes(shape)
         kind = np.dtype(dtype)
         if kind.hasobject:
-            raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
+            raise TypeError(OBJECTS_REFUSED)
         if math.prod(lengths) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
             raise MemoryError(
                 f"an array of shape {lengths} and dtype {kind} is too large for the group"

@@ -309,7 +309,10 @@ def test_algorithms_of_a_users_file_are_timed_and_simulated(tmp_path, capsys):
         assert "No module named 'nothing_of" in refused(capsys, f"{few} -a {broken}:star")
         assert "FileNotFoundError" in refused(capsys, f"{few} -a {tmp_path}/none.py:star")
     assert "rank 0" in refused(capsys, f"bench -n 2 -a {file}:wrong")
-    assert "rank 0" in refused(capsys, f"simulate -n 2 -a {file}:wrong --verify")
+    for more in "", " --verify":
+        assert "rank 0" in refused(capsys, f"simulate -n 2 -a {file}:wrong{more}")
+    assert "rank 0" in refused(capsys, f"train --data digits --cross-device-ops {file}:wrong")
+    assert "leave out --algorithm" in refused(capsys, "bench --tune -n 2 -a ring")
 
 
 def test_train_with_an_algorithm_of_a_file_reduces_gradients_by_it(tmp_path, capsys):

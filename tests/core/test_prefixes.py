@@ -67,7 +67,7 @@ def test_prefix_in_a_timeline_has_its_name_and_algorithm(on_ranks, tmp_path):
 def test_prefix_schedule_with_a_contribution_too_many_is_rejected():
     """An all-reduce is no scan, and a step of a scan completes no mean."""
     whole = algorithms.schedule("reduce_to_one", 2)
-    assert "wrong output[0]: chunk 0 with 2 contributions" in prove(
+    assert "wrong output[0]: chunk 0 with the contributions of ranks 0 1" in prove(
         Schedule(Collective.scan, whole.chunks, [_unmarked(s) for s in whole.steps], whole.scratch)
     )
     scan = algorithms.schedule("chain", 2, "scan")

@@ -177,7 +177,7 @@ def test_verify_schedule_of_another_number_of_ranks_raises():
 def test_verify_missing_contribution_is_described():
     steps = [[Step(Verb.copy, -1, span("input", 0), span("output", 0))] for _ in range(2)]
     assert problem(1, steps) == (
-        "rank 0 ends with a wrong output[0]: chunk 0 with 1 contributions from ranks 0"
+        "rank 0 ends with a wrong output[0]: chunk 0 with the contribution of rank 0"
     )
 
 

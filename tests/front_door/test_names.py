@@ -45,6 +45,23 @@ def test_getattr_misspelt_name_suggests_the_public_one(name, meant):
         getattr(pc, name)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Allreduce", "; did you mean 'all_reduce'[?]"),
+        ("bcast", "; did you mean 'broadcast_object'[?]"),
+        ("all_redcue", "; did you mean 'all_reduce'[?]"),
+        ("zzzz", ""),
+        ("_zzzz", ""),
+    ],
+)
+def test_attribute_that_a_communicator_lacks_suggests_the_public_one(name, hint):
+    (comm,) = pc.local_group(1)
+    text = f"^'Communicator' object has no attribute '{name}'{hint}$"
+    with pytest.raises(AttributeError, match=text):
+        getattr(comm, name)
+
+
 def test_getattr_name_like_no_other_suggests_nothing():
     with pytest.raises(AttributeError, match="^module 'pycollective' has no attribute 'zzzz'$"):
         pc.zzzz  # noqa: B018
