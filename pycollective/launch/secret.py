@@ -32,7 +32,7 @@ _INSTEAD = "set PYCOLLECTIVE_SECRET to the same long random text on every rank"
 def of_environment(env: Mapping[str, str]) -> bytes:
     """Return the group's secret; empty if the environment has none."""
     if SECRET in env:
-        secret, source = env[SECRET].strip().encode(), SECRET
+        secret, source = os.fsencode(env[SECRET].strip()), SECRET
     elif SECRET_FILE in env:
         source, path = SECRET_FILE, env[SECRET_FILE]
         try:

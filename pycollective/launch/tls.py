@@ -108,18 +108,22 @@ def _read_until_closed(sock: socket.socket) -> None:
 
 def _explained(error: ssl.SSLError) -> HandshakeError:
     """Return an error whose text says what to do."""
-    reason = error.reason or ""
+    reason = (error.reason or "").lower().replace("_", " ")
+    why = None
     if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message
+        text = f"this rank refuses the other side's certificate ({why})"
+    elif "alert" in reason:
+        why = reason
+        text = f"the other side refuses this rank's certificate ({why})"
+    if why is not None:
+        if "expired" in why or "not yet valid" in why:
+            return Refused(f"{text}: make a new one, and compare the clocks of the hosts")
         return Refused(
-            f"this rank refuses the other side's certificate ({error.verify_message}): all ranks need "
-            f"certificates of one authority, and the authority's certificate as {AUTHORITY}"
+            f"{text}: all ranks need certificates of one authority, and the authority's certificate as "
+            f"{AUTHORITY}"
         )
-    if "ALERT" in reason:
-        return Refused(
-            f"the other side refuses this rank's certificate ({reason.lower().replace('_', ' ')}): all "
-            f"ranks need certificates of one authority, and the authority's certificate as {AUTHORITY}"
-        )
-    if reason == "WRONG_VERSION_NUMBER":
+    if reason == "wrong version number":
         return Refused(
             f"the other side does not use TLS: set {', '.join(_NAMES)} on all ranks, or on none"
         )

@@ -301,6 +301,15 @@ def test_tls_encrypted_key_is_refused_without_a_question(certificates, tmp_path)
         tls.of_environment({**env, "PYCOLLECTIVE_TLS_KEY": str(locked)})
 
 
+def test_tls_expired_certificate_is_explained():
+    error = ssl.SSLCertVerificationError("expired")
+    error.reason, error.verify_message = "CERTIFICATE_VERIFY_FAILED", "certificate has expired"
+    assert "(certificate has expired): make a new one" in str(tls._explained(error))
+    alert = ssl.SSLError("expired")
+    alert.reason = "SSLV3_ALERT_CERTIFICATE_EXPIRED"
+    assert "(sslv3 alert certificate expired): make a new one" in str(tls._explained(alert))
+
+
 @pytest.mark.slow
 def test_tls_peer_without_tls_is_refused(on_ranks, monkeypatch, certificates):
     _, second = refused(on_ranks, monkeypatch, *members_or_refused([{}, certificates()]))
