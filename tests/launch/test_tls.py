@@ -215,7 +215,7 @@ def test_tls_rank_that_left_is_named(on_ranks, certificates):
     )
     for error in (first, last):
         assert isinstance(error, pc.PeerLostError)
-        assert "rank 1 has left the group after 1 calls" in str(error)
+        assert "rank 1 has left the group after 1 call" in str(error)
 
 
 def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
@@ -232,7 +232,7 @@ def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
 @pytest.mark.parametrize(
     ("end", "says"),
     [
-        ("", "rank 1 has left the group after 1 calls"),
+        ("", "rank 1 has left the group after 1 call"),
         (
             "os.fork() or child(); os.kill(os.getpid(), 9)",
             "rank 1 .*is lost to rank 0: it ended, or its",
