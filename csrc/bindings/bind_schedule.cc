@@ -108,7 +108,8 @@ void bind_schedule(py::module_& m) {
            py::arg("count") = 0)
       .def_readwrite("buffer", &Span::buffer)
       .def_readwrite("first", &Span::first)
-      .def_readwrite("count", &Span::count);
+      .def_readwrite("count", &Span::count)
+      .def("__repr__", [](const Span& self) { return to_string(self); });
   py::class_<Step>(m, "Step", "One verb of one rank.")
       .def(py::init([](Verb verb, int peer, Span source, Span target, bool completes) {
              return Step{verb, completes, peer, source, target};

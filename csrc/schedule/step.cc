@@ -17,8 +17,6 @@ Plan make_plan(const Algorithm& algorithm, int rank, int size, int root) {
   return plan;
 }
 
-namespace {
-
 std::string to_string(const Span& span) {
   if (span.count == 0) return "nothing";
   constexpr const char* names[] = {"input[", "output[", "scratch["};
@@ -26,8 +24,6 @@ std::string to_string(const Span& span) {
   if (span.count != 1) text += ":" + std::to_string(span.first + span.count);
   return text + "]";
 }
-
-}  // namespace
 
 std::string to_string(const Step& step) {
   std::string peer = std::to_string(step.peer);

@@ -109,6 +109,7 @@ struct Plan {
 
 Plan make_plan(const Algorithm& algorithm, int rank, int size, int root);
 
+std::string to_string(const Span& span);
 std::string to_string(const Step& step);
 
 }  // namespace pycollective

@@ -284,9 +284,17 @@ def plot(
     ------
     ImportError
         matplotlib is not installed.
+    TypeError
+        ``algorithms`` is no sequence, or ``cluster`` is no function.
     ValueError
         A sequence is empty, or `simulate` raises the error.
     """
+    if isinstance(algorithms, str) or not isinstance(algorithms, Sequence):
+        raise TypeError(f"plot needs a list of algorithms, not {algorithms!r}")
+    if not callable(cluster):
+        raise TypeError(
+            f"plot needs a function of the number of ranks, not the cluster {cluster!r}"
+        )
     if not algorithms or not ranks or not sizes:
         raise ValueError("plot needs at least one algorithm, one number of ranks and one size")
     points = [(n, sizes[-1]) for n in ranks[:-1]] + [(ranks[-1], size) for size in sizes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable
 
@@ -246,4 +247,9 @@ def algorithm(
     ...         yield recv(0, output[0])
     >>> star.verify(5)
     """
+    if callable(num_chunks) and len(inspect.signature(num_chunks).parameters) == 2:
+        raise TypeError(
+            f"algorithm got the function {getattr(num_chunks, '__name__', num_chunks)!r} in place of "
+            "num_chunks: write @algorithm(num_chunks=1), or another number, above a function of steps"
+        )
     return lambda steps: Algorithm(steps, num_chunks, num_scratch, collective)

@@ -128,7 +128,7 @@ class _OwnAlgorithm(ScheduledOps):
 
     def __init__(self, name: str, algorithm: Algorithm) -> None:
         self.called = name
-        self.algorithm = algorithm
+        self.algorithm = self.own = algorithm
         super().__init__()
 
     def describe(self) -> str:
@@ -305,7 +305,7 @@ def _strategy(args: argparse.Namespace) -> distribute.Strategy:
         )
     if replicas > 1 and isinstance(args.cross_device_ops, _OwnAlgorithm):
         try:
-            args.cross_device_ops.algorithm.verify(replicas)
+            args.cross_device_ops.own.verify(replicas)
         except (ValueError, TypeError) as error:
             raise options.WrongOptionError(str(error)) from error
     if args.strategy == "mirrored":

@@ -49,7 +49,9 @@ class Member(_core.CommunicatorBase):
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
             names = {one: one for one in dir(type(self)) if one[0] != "_"}
             meant = None if name.startswith("_") else other_names.meant(name, names)
-            hint = "" if meant is None else f"; did you mean {meant.removeprefix('Communicator.')!r}?"
+            hint = (
+                "" if meant is None else f"; did you mean {meant.removeprefix('Communicator.')!r}?"
+            )
             raise AttributeError(text + hint, name=name, obj=self)
 
     def __init__(

@@ -210,6 +210,7 @@ class Messages(Member):
         ValueError, MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
             As in `send` and `recv`.
         """
+        tag = whole("tag", tag, 0)
         later, recvtag = switch("async_op", async_op), tag if recvtag is None else recvtag
         if source is not None and out is None:
             if x is None:

@@ -499,9 +499,7 @@ class Moves(Member):
         """Send the counts, then the parts; on the root, ``like`` is the array to send."""
         row = like.shape[1:]
         sent = np.array(counts or [0] * self.size, np.int64)
-        call = Call(
-            "broadcast", sent, sent, seconds, root=root, count=sent.size, label=_COUNTS
-        )
+        call = Call("broadcast", sent, sent, seconds, root=root, count=sent.size, label=_COUNTS)
         self._run(call)
         rows = sent.tolist()
         with self._between("a ragged scatter"):

@@ -109,8 +109,17 @@ def test_invalid_own_algorithm_raises_before_it_runs(on_ranks):
         ring.verify(0)
     with pytest.raises(ValueError, match="at least one chunk"):
         algorithm(num_chunks=0)(lambda rank, size: []).verify(2)
+    with pytest.raises(
+        TypeError, match=r"function 'steps' in place of num_chunks: write @algorithm"
+    ):
+
+        @algorithm
+        def steps(rank, size):
+            yield copy(input[0], output[0])
+
     with pytest.raises(TypeError, match=r"\[first:end\]"):
         input[:2]
+    assert repr([input[0:2], output[3]]) == "[input[0:2], output[3]]"
     with pytest.raises(ValueError, match="schedule for all_reduce among 3 ranks"):
         (comm,) = local_group(1)
         comm._core.all_reduce(np.ones(1), np.ones(1), "sum", ring.for_ranks(3), False, 1.0)

@@ -76,6 +76,8 @@ def test_sendrecv_with_wrong_arguments_sends_nothing():
     ):
         with pytest.raises(error, match=text):
             comm.sendrecv(*given)
+    with pytest.raises(ValueError, match="^tag must be a number from 0"):
+        comm.sendrecv(np.ones(1), 0, None, 0, tag=2**40)
     with pytest.raises(ValueError, match="recvtag must be a number from 0"):
         comm.sendrecv(np.ones(1), 0, None, 0, recvtag=-1)
     comm.send(np.zeros(1), 0)

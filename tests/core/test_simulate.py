@@ -502,6 +502,13 @@ def test_simulate_plot_writes_a_file(tmp_path):
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), want)
 
 
+def test_simulate_plot_wrong_arguments_raise_type_error():
+    with pytest.raises(TypeError, match="plot needs a list of algorithms, not 'ring'"):
+        algorithms.plot("ring", Cluster.ethernet_10g, ranks=[2], sizes=[8])
+    with pytest.raises(TypeError, match="plot needs a function of the number of ranks, not the"):
+        algorithms.plot(["ring"], Cluster.ethernet_10g(2), ranks=[2], sizes=[8])
+
+
 def test_simulate_plot_without_matplotlib_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[plot\]'"):
