@@ -418,7 +418,14 @@ class Moves(Member):
             def exchange() -> Any:
                 given, found = np.array(sent, np.int64), np.empty(self.size, np.int64)
                 call = Call(
-                    "all_to_all", given, found, seconds, count=1, shape=given.shape, label=_COUNTS
+                    "all_to_all",
+                    given,
+                    found,
+                    seconds,
+                    algorithm="direct",
+                    count=1,
+                    shape=given.shape,
+                    label=_COUNTS,
                 )
                 self._run(call)
                 rows = found.tolist()
