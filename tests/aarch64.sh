@@ -72,8 +72,9 @@ if [ "${1:-}" = all ]; then
   done
   # qemu keeps data about each page that is mapped, so it cannot map 16 GiB.
   export PATH=$work/bin:$PATH PYCOLLECTIVE_ARENA=$((256 << 20))
-  # qemu-user has no limits of memory and threads, forks no process with threads, has no membarrier and
-  # no exec of another program for aarch64, and needs memory of its own for each page and thread.
+  # qemu-user has no limits of memory and threads, no seccomp filters and no process_vm_readv. It forks
+  # no process with threads, and executes no other program for aarch64. Memory of its own grows with
+  # pages and threads, and blocks of files that are punched out stay.
   cannot="calls_invalid_arguments_raise_clear_errors or async_call_without_a_thread_raises
     or close_after_a_message_without_memory_returns or many_groups_of_threads_leave_nothing_behind
     or recent_full_cache_forgets_the_oldest_entry or forked_process_runs_a_strategy
