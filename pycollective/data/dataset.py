@@ -417,7 +417,8 @@ class Dataset:
 
         With ``num_parallel_calls`` (-1: one for each core) calls longer than 0.1 ms run in threads, and
         the order stays the same. A list that the function returns is a tuple of components, as in
-        TensorFlow. Returned arrays are copied. `element_spec` calls the function with zeros.
+        TensorFlow. Returned arrays are copied. `element_spec` calls the function with
+        zeros and with other numbers.
 
         A function of rows in memory is called once for a block of rows if the results have the same
         bits. The function must have no effect but its result. It computes each element or moves

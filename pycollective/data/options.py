@@ -111,7 +111,7 @@ class OptimizationOptions(_Settings):
 class Options(_Settings):
     """Options of a dataset, for `Dataset.with_options`.
 
-    The others in TensorFlow's list are accepted and ignored: they change the speed only.
+    Settings that change only TensorFlow's speed are accepted and ignored.
 
     Attributes
     ----------
