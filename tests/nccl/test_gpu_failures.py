@@ -144,7 +144,7 @@ def test_missing_rank_raises_peer_lost_error(gpus, on_gpus):
             while time.monotonic() < until:
                 c._gpu.nccl._nccl.check()
                 time.sleep(0.01)
-        later = c.all_reduce(ones(gpus), async_op=True, timeout=1.5)
+        later = c.all_reduce(ones(gpus), async_op=True, timeout=4)
         until = time.monotonic() + 20
         while not later.done() and time.monotonic() < until:
             time.sleep(0.01)
@@ -153,7 +153,7 @@ def test_missing_rank_raises_peer_lost_error(gpus, on_gpus):
     found = on_gpus(local_group(3, timeout=20), work)
     for error in found[:2]:
         assert isinstance(error, PeerLostError), error
-        assert "waited 1.5 s for all_reduce(float32[4], sum) on GPU" in str(error)
+        assert "waited 4 s for all_reduce(float32[4], sum) on GPU" in str(error)
         assert "rank 2 has made 1 of 2 calls on GPUs" in str(error)
         assert error.ranks == (2,)
         assert error.call == "all_reduce(float32[4], sum)"
