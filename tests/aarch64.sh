@@ -2,7 +2,7 @@
 # Builds the core for aarch64 with a cross compiler, and runs tests under qemu-user.
 #
 #     tests/aarch64.sh FOLDER            the tests of CI
-#     tests/aarch64.sh FOLDER all        all fast tests, in about 40 minutes
+#     tests/aarch64.sh FOLDER all        all fast tests, in 40 to 80 minutes
 #     tests/aarch64.sh FOLDER ARGUMENTS  pytest with these arguments
 #
 # The script puts Debian's Python for arm64 and the build into FOLDER. It needs root on Debian, and a

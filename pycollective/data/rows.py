@@ -136,15 +136,18 @@ def shuffled_blocks(
         return
 
     def items() -> Iterator[int]:
+        nonlocal held
         for block in first:
             yield from block.tolist()
         for block in blocks:
+            held += len(block)
             yield from block.tolist()
 
     out: list[int] = []
-    for item in shuffled(items(), buffer_size, random):
+    for made, item in enumerate(shuffled(items(), buffer_size, random), 1):
         out.append(item)
-        if len(out) == _DRAWS:
+        # A reader that needs no more rows must not end the source: a cache would be full then.
+        if len(out) == _DRAWS or made == held - buffer_size:
             yield np.asarray(out)
             out = []
     if out:

@@ -812,6 +812,15 @@ def test_fast_path_equals_slow_path(
     assert len(values(fast)) == len(fast) == len(slow)
 
 
+@pytest.mark.parametrize("path", [lambda source: source, slow_path])
+def test_take_from_a_shuffled_cache_leaves_the_cache_empty(
+    path: Callable[[Dataset], Dataset],
+) -> None:
+    cached = path(Dataset.range(2)).shuffle(2, seed=3).cache()
+    first = cached.shuffle(1, seed=0).take(1).batch(1)
+    assert [values(first) for _ in range(2)] == [[[1]], [[0]]]
+
+
 def test_take_within_a_repetition_begins_no_other_repetition() -> None:
     def passes(source: Dataset) -> list[Any]:
         ds = source.shuffle(9, seed=1).repeat(2).take(9).batch(9)
