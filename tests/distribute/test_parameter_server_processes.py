@@ -347,6 +347,36 @@ report(loss=history["loss"], batch=batch, weights=[w.numpy().tolist() for w in m
 
 
 @pytest.mark.slow
+def test_changes_that_workers_do_not_see_raise_in_fit(tmp_path):
+    found, _ = results(
+        tmp_path,
+        FIT
+        + """
+model.fit(X, Y, verbose=0)
+errors = []
+def attempt(call, *arguments):
+    try:
+        call(*arguments, verbose=0)
+    except tf.errors.FailedPreconditionError as error:
+        errors.append(str(error))
+model.layers[0].trainable = False
+attempt(model.fit, X, Y)
+attempt(model.predict, X)
+model.layers[0].trainable = True
+attempt(model.fit, X, Y)
+with strategy.scope():
+    model.compile("sgd", "mae")
+attempt(model.evaluate, X, Y)
+report(errors=errors)
+""",
+        workers=1,
+    )
+    assert len(found["errors"]) == 2
+    for error in found["errors"]:
+        assert "has called compile() of the model" in error and "changed `trainable`" in error
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["function", "helper", "global"])
 def test_worker_of_another_program_version_raises(tmp_path, where):
     found, _ = results(

@@ -53,6 +53,8 @@ class Learner(Layer):
     #: True if `compute_loss` has a parameter ``training``.
     _loss_takes_training = True
     _compiled: Compiled | None = None
+    #: The number of calls of `compile`.
+    _compilations = 0
     #: The steps that have created their variables, in a cluster with parameter servers.
     _steps_with_variables: frozenset[str] = frozenset()
     #: The arguments of `compile`, which files store.
@@ -161,6 +163,7 @@ class Learner(Layer):
             self.optimizer = found
         self.loss = compiled.loss
         self._compiled, self._steps_with_variables = compiled, frozenset()
+        self._compilations += 1
         arguments = {
             "optimizer": self.optimizer,
             "loss": loss,

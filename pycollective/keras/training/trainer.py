@@ -14,7 +14,7 @@ from pycollective.arguments import whole
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.coordinator import ClusterCoordinator
 from pycollective.distribute.parameter_server import ParameterServerStrategy
-from pycollective.errors import NotFoundError
+from pycollective.errors import FailedPreconditionError, NotFoundError
 from pycollective.keras.callbacks import CallbackList, History
 from pycollective.keras.optimizers.accumulation import GradientSums, accumulated
 from pycollective.keras.training.compiled import Compiled
@@ -377,8 +377,8 @@ class Trainer(Learner):
                 if batch is not None:
                     found = self._make_steps([batch], "predict_step", 1, True, None)
                     return values_of(strategy, found)
-            execute = self._executor("predict_step", keep_all=True)
             x = self._prepare_workers("predict_step", x, batch_size=batch_size)
+            execute = self._executor("predict_step", keep_all=True)
             rows = sharded_by_rows(strategy, x)
             needed = _needed(steps, 1)
             batches = batches_of(strategy, rows, batch_size=batch_size, at_most=needed)
@@ -544,8 +544,19 @@ class Trainer(Learner):
         settings = step, together, reports, weights
         strategy = self.distribute_strategy
         if isinstance(strategy, ParameterServerStrategy):
-            return Executor(strategy, _steps, (_number_of(self), *settings), keep_all)
+            model = _number_of(self), *self._state_of_program(step)
+            return Executor(strategy, _steps, (model, *settings), keep_all)
         return Executor(strategy, self._make_steps, settings, keep_all)
+
+    def _state_of_program(self, step: str) -> list[Any]:
+        """Return the part of a step's state that a worker of a cluster does not learn from the chief.
+
+        This is the number of calls of `compile`, and for each variable True if it is trained.
+        """
+        if step == "predict_step":
+            return []
+        trained = set(map(id, self.trainable_variables))
+        return [self._compilations, [id(variable) in trained for variable in self.variables]]
 
     def _make_steps(
         self,
@@ -629,16 +640,25 @@ def _number_of(model: Trainer) -> int:
 
 
 @partial(Function, checked=False)  # the models of later calls may create variables
-def _steps(elements: list[Any], number: int, *settings: Any) -> list[Any]:
+def _steps(
+    elements: list[Any], of_chief: tuple[Any, ...], step: str, *settings: Any
+) -> list[Any]:
     """Make a step of a model with each element, or with the next batch of a worker's iterator."""
+    number, *state = of_chief
     model = _models.get(number)
     if model is None:
         raise NotFoundError(
             f"model {number} is not known to the worker: make all models before the first call of "
             "`fit`, `evaluate`, `predict` or ClusterCoordinator.schedule(), and keep them"
         )
+    if state != model._state_of_program(step):
+        raise FailedPreconditionError(
+            f"the chief has called compile() of the model {model.name!r}, or changed `trainable` of its "
+            "layers, after the workers began; a worker runs the program up to the first call of `fit`, "
+            "`evaluate`, `predict` or ClusterCoordinator.schedule(), so do this before that call"
+        )
     elements = [next(e) if isinstance(e, Iterator) else e for e in elements]
-    return model._make_steps(elements, *settings)
+    return model._make_steps(elements, step, *settings)
 
 
 def _validation_parts(data: Any) -> tuple[Any, Any, Any]:
