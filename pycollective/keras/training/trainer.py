@@ -640,9 +640,7 @@ def _number_of(model: Trainer) -> int:
 
 
 @partial(Function, checked=False)  # the models of later calls may create variables
-def _steps(
-    elements: list[Any], of_chief: tuple[Any, ...], step: str, *settings: Any
-) -> list[Any]:
+def _steps(elements: list[Any], of_chief: tuple[Any, ...], step: str, *settings: Any) -> list[Any]:
     """Make a step of a model with each element, or with the next batch of a worker's iterator."""
     number, *state = of_chief
     model = _models.get(number)
@@ -654,8 +652,8 @@ def _steps(
     if state != model._state_of_program(step):
         raise FailedPreconditionError(
             f"the chief has called compile() of the model {model.name!r}, or changed `trainable` of its "
-            "layers, after the workers began; a worker runs the program up to the first call of `fit`, "
-            "`evaluate`, `predict` or ClusterCoordinator.schedule(), so do this before that call"
+            "layers, after the workers began. A worker runs the program up to the first call of `fit`, "
+            "`evaluate`, `predict` or ClusterCoordinator.schedule(). Make these changes before that call"
         )
     elements = [next(e) if isinstance(e, Iterator) else e for e in elements]
     return model._make_steps(elements, step, *settings)
