@@ -47,6 +47,9 @@ _AS_BYTES = {
 _SAME_SIZE = _AS_BYTES | {torch.bfloat16: torch.int16}
 
 
+_IS_WRITABLE = np.from_dlpack(torch.zeros(1)).flags.writeable  # not before NumPy 2.1
+
+
 class _OtherDeviceError(TypeError):
     """A tensor is not on a CPU."""
 
@@ -74,11 +77,16 @@ def _host(tensor: Any) -> Array:
         )
     same_size = _SAME_SIZE.get(tensor.dtype)
     if same_size is None:
-        return cast(Array, (tensor.detach() if tensor.requires_grad else tensor).numpy())
-    array: Array = tensor.detach().view(same_size).numpy()
+        return _shared(tensor.detach() if tensor.requires_grad else tensor)
+    array = _shared(tensor.detach().view(same_size))
     if same_size is torch.int16 and bfloat16 is not None:
         return array.view(bfloat16)
     return array
+
+
+def _shared(tensor: Any) -> Array:
+    # After Tensor.numpy(), PyTorch refuses to resize the tensor's storage for ever.
+    return cast(Array, np.from_dlpack(tensor) if _IS_WRITABLE else tensor.numpy())
 
 
 def _reduced(tensor: Any, op: Any) -> tuple[Array, Array, str]:
@@ -388,6 +396,8 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     @_call("all_reduce")
     def allreduce_coalesced(self, tensors: Any, opts: Any = _SUM) -> Work:
+        if not tensors:
+            raise ValueError("the list of tensors to reduce is empty")
         parts = [_reduced(tensor, opts.reduceOp) for tensor in tensors]
         if len({(part[1].dtype, part[2]) for part in parts}) > 1:
             return self._all(tensors, [self.allreduce([tensor], opts) for tensor in tensors])
@@ -404,6 +414,9 @@ class ProcessGroup(_base()):  # type: ignore[misc]
             )
         coalesced = tensor.detach().coalesce()
         options = self._options(opts) | {"async_op": False}
+        shapes = self._comm.all_gather(np.array([tensor.shape]), **options).tolist()
+        if any(shape != shapes[0] for shape in shapes):
+            raise ValueError(f"the ranks' sparse tensors have different shapes: {shapes}")
         parts = [_host(coalesced.indices().t().contiguous()), _host(coalesced.values())]
         indices, values = (self._comm.all_gather(p, ragged=True, **options) for p in parts)
         total = torch.sparse_coo_tensor(
@@ -433,7 +446,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         return self._all_gather(outputs[0], inputs[0], opts)
 
     def _all_gather(self, into: Any, tensor: Any, opts: Any) -> Work:
-        self._check_parts("outputs", into, tensor)
+        self._check_parts("outputs", into, tensor, rows_may_differ=True)
         is_ragged = len({part.numel() for part in into}) > 1
         target, after = self._joined(into)
         return self._run(
@@ -505,7 +518,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     @_call("reduce_scatter")
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
         (output,), (parts,) = outputs, inputs
-        self._check_parts("inputs", parts, output)
+        self._check_parts("inputs", parts, output, rows_may_differ=True)
         if len({part.numel() for part in parts}) > 1:
             return self._reduce_scatter_uneven(output, parts, opts)
         sources = [_reduced(part, opts.reduceOp) for part in parts]
@@ -563,7 +576,8 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     @_call("all_to_all")
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
         self._check_parts("inputs", inputs)
-        self._check_parts("outputs", outputs, *inputs)
+        self._check_parts("outputs", outputs)
+        _check_dtypes(*outputs, *inputs)
         target, after = self._joined(outputs)
         return self._run(
             opts, outputs, self._comm.all_to_all, self._concatenated(inputs),
@@ -619,13 +633,30 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     # Lists of tensors ---------------------------------------------------------------------------
 
-    def _check_parts(self, what: str, parts: Sequence[Any], *others: Any) -> None:
-        size = self._comm.size
+    def _check_parts(
+        self,
+        what: str,
+        parts: Sequence[Any],
+        tensor: Any = None,
+        rows_may_differ: bool = False,
+    ) -> None:
+        """Raise an error unless a list has a tensor for each rank, in the form of this rank's tensor."""
+        size, rank = self._comm.size, self._comm.rank
         if len(parts) != size:
             raise ValueError(
                 f"the list of {what} has {len(parts)} tensors, not one for each of {size} ranks"
             )
-        _check_dtypes(*parts, *others)
+        if tensor is None:
+            return
+        _check_dtypes(*parts, tensor)
+        for r, part in enumerate(parts):
+            first = 1 if rows_may_differ and r != rank else 0
+            if part.dim() != tensor.dim() or part.shape[first:] != tensor.shape[first:]:
+                but = " but for the first axis" if first else ""
+                raise ValueError(
+                    f"number {r} in the list of {what} has the shape {list(part.shape)}, and this "
+                    f"rank's tensor has the shape {list(tensor.shape)}: they must be equal{but}"
+                )
 
     def _joined(self, parts: Sequence[Any]) -> tuple[Array, _Pairs]:
         """Return an array for all parts, and its parts with the tensors to which they are copied."""

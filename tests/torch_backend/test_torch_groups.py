@@ -190,6 +190,42 @@ def test_allreduce_of_sparse_tensors_adds_equal_indices():
     assert checked(work) == [[1, 1, 1, 0, 6, 0]] * SIZE
 
 
+def test_allreduce_of_sparse_tensors_of_different_shapes_raises():
+    def work(group):
+        n = 10 + group.rank()
+        tensor = torch.sparse_coo_tensor([[n - 1]], [2.0], (n,), check_invariants=True)
+        with pytest.raises(ValueError, match="different shapes: .*10.*11"):
+            group.allreduce([tensor])
+        assert tensor.to_dense().sum() == 2
+
+    checked(work)
+
+
+def test_tensors_may_be_resized_after_calls():
+    def work(group):
+        tensor = torch.ones(2)
+        group.allreduce([tensor]).wait()
+        half = torch.ones(2, dtype=torch.bfloat16)
+        group.broadcast([half], options("BroadcastOptions", True)).wait()
+        assert tensor.resize_(5)[:2].tolist() == [SIZE] * 2
+        assert half.resize_(5).untyped_storage().resizable()
+
+    checked(work)
+
+
+@pytest.mark.parametrize("call", ["allgather", "gather", "scatter", "reduce_scatter"])
+def test_parts_of_other_shapes_raise_errors_with_both_shapes(call):
+    def work(group):
+        parts, tensor = [[torch.ones(3, 2)] * 2], [torch.ones(2, 3)]
+        kind = {"gather": "GatherOptions", "scatter": "ScatterOptions"}.get(call)
+        how = [options(kind, True, rootRank=group.rank())] if kind else []
+        given = (parts, tensor) if call in ("allgather", "gather") else (tensor, parts)
+        with pytest.raises(ValueError, match=r"number 0 .*\[3, 2\].*\[2, 3\]"):
+            getattr(group, call)(*given, *how)
+
+    checked(work, 2)
+
+
 def test_recv_from_any_source_names_the_source_and_leaves_other_messages():
     def work(group):
         if group.rank():

@@ -49,7 +49,7 @@ def torchrun(tmp_path, names, ranks, *options, **environment):
     [
         "api refused_by_old_versions profiler",
         "ddp ddp_hooks ddp_shared_buckets",
-        "fsdp2 fsdp2_shared_memory tensor_parallel",
+        "fsdp1 fsdp2 fsdp2_shared_memory tensor_parallel",
         "dtensor pipeline functional_collectives",
         "groups_end",
         "two_backends",

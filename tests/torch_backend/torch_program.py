@@ -161,6 +161,17 @@ def fsdp2():
     same_training(wrap)
 
 
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def wrap(network, group):
+        return FullyShardedDataParallel(
+            network, process_group=group, device_id=torch.device("cpu"), use_orig_params=True
+        )
+
+    same_training(wrap)
+
+
 def mesh_of(backend, *shape):
     """Return a mesh of all ranks whose groups have this backend."""
     from torch.distributed.device_mesh import DeviceMesh
