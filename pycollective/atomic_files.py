@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -45,6 +46,8 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     directory = os.path.dirname(path)
     _remove_abandoned(directory)
     descriptor, temporary = _open_temporary(path)
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))
     # The lock ends when the descriptor is closed, after the file has its final name.
     with os.fdopen(descriptor, "wb") as file:
         try:
@@ -52,7 +55,9 @@ def replacing(path: str) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = path
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise

@@ -338,7 +338,7 @@ def contents_of(root: Trackable) -> Contents:
 
 def _unused_name(name: str, taken: dict[str, Array]) -> str:
     unique, number = name, 0
-    while unique in taken:
+    while unique in taken or unique == "__metadata__":  # a name of the safetensors format
         number += 1
         unique = f"{name}_{number}"
     return unique
@@ -351,14 +351,17 @@ def _remedy(path: str) -> str:
         state = get_checkpoint_state(directory)
     except CheckpointError:
         state = None
+    name = os.path.basename(path).rpartition("-")[0]
     for other in [] if state is None else state.all_model_checkpoint_paths[::-1]:
+        if os.path.basename(other).rpartition("-")[0] != name:
+            continue
         if os.path.normpath(other) != os.path.normpath(path):
             try:
                 read_files(other)
             except CheckpointError:
                 continue
             return f"The newest intact other checkpoint is {other!r}; restore that one"
-    return f"No other intact checkpoint is recorded in {directory!r}"
+    return f"No other intact checkpoint of this name is recorded in {directory!r}"
 
 
 def _require_outside_replicas(method: str) -> None:

@@ -57,11 +57,17 @@ class Contents(NamedTuple):
     digest: str = ""
 
 
+class UnreadableCheckpointError(CheckpointError):
+    """A checkpoint that may be intact, but that this program cannot read."""
+
+
 def write_files(path: str, contents: Contents) -> None:
     """Write a checkpoint; the previous contents of ``path`` stay valid until it is complete.
 
     The caller holds the lock of the folder, which exists. The package safetensors is needed.
     """
+    if not is_bare_name(os.path.basename(path)):
+        raise ValueError(f"{os.path.basename(path)!r} cannot be the name of a checkpoint's files")
     data = _safetensors().save(contents.tensors)
     digest = hashlib.sha256(data).hexdigest()
     before = _data_files(path)
@@ -89,6 +95,12 @@ def read_files(path: str) -> Contents:
     """Read and check a checkpoint."""
     index = _read_index(path)
     try:
+        size = os.stat(index.data_path).st_size
+        if size != index.size or not os.path.isfile(index.data_path):
+            raise CheckpointError(
+                f"checkpoint {path!r}: the data file {index.data_path!r} has {size} bytes, its index "
+                f"says {index.size}"
+            )
         data = Path(index.data_path).read_bytes()
     except FileNotFoundError:
         raise CheckpointError(
@@ -98,11 +110,6 @@ def read_files(path: str) -> Contents:
         raise CheckpointError(
             f"checkpoint {path!r}: the data file {index.data_path!r} cannot be read ({error})"
         ) from None
-    if len(data) != index.size:
-        raise CheckpointError(
-            f"checkpoint {path!r}: the data file {index.data_path!r} has {len(data)} bytes, its "
-            f"index says {index.size}"
-        )
     digest = hashlib.sha256(data).hexdigest()
     if digest != index.digest:
         raise CheckpointError(
@@ -128,12 +135,30 @@ def read_files(path: str) -> Contents:
 
 
 def is_complete(path: str) -> bool:
-    """Return True if the index can be read, and the data file has the size in the index."""
+    """Return True if the index is intact, and the data file has the size in the index.
+
+    Raises
+    ------
+    UnreadableCheckpointError
+        The index has another version of the format, or may not be read.
+    """
     try:
         index = _read_index(path)
         return os.path.getsize(index.data_path) == index.size
+    except UnreadableCheckpointError:
+        raise
     except (CheckpointError, OSError):
         return False
+
+
+def has_index(path: str) -> bool:
+    """Return True if a checkpoint has an index, which `remove_files` deletes first."""
+    return os.path.lexists(path + INDEX_SUFFIX)
+
+
+def has_files(path: str) -> bool:
+    """Return True if any file of a checkpoint exists."""
+    return has_index(path) or bool(_data_files(path))
 
 
 def remove_files(path: str) -> None:
@@ -198,14 +223,16 @@ def _read_index(path: str) -> _Index:
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"there is no checkpoint {path!r}: no file {index_path!r}") from None
     except OSError as error:
-        raise CheckpointError(f"{index_path!r} cannot be read ({error})") from None
+        raise UnreadableCheckpointError(f"{index_path!r} cannot be read ({error})") from None
     index = parse_json(index_path, raw)
     if not isinstance(index, dict) or index.get("format") != _FORMAT:
         raise CheckpointError(f"{index_path!r} is not the index of a checkpoint")
-    if index.get("version") != _VERSION:
-        raise CheckpointError(
-            f"{index_path!r} has version {index.get('version')!r} of the format; this "
-            f"pycollective reads version {_VERSION}"
+    version = index.get("version")
+    if version != _VERSION:
+        is_newer = isinstance(version, int) and version > _VERSION
+        raise (UnreadableCheckpointError if is_newer else CheckpointError)(
+            f"{index_path!r} has version {version!r} of the format; this pycollective reads version "
+            f"{_VERSION}"
         )
     try:
         right = index.pop("index_sha256", None) == _index_digest(index)

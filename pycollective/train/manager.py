@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
+import re
 
 from pycollective.arguments import path_of, whole
 from pycollective.train.checkpoint import Checkpoint
-from pycollective.train.files import is_bare_name, is_complete, remove_files
-from pycollective.train.state import get_checkpoint_state, latest_checkpoint, write_state
+from pycollective.train.files import (
+    UnreadableCheckpointError,
+    has_index,
+    is_bare_name,
+    is_complete,
+)
+from pycollective.train.state import (
+    get_checkpoint_state,
+    latest_checkpoint,
+    newest_complete,
+    remove_checkpoints,
+)
+
+_log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """A directory of numbered checkpoints, of which the oldest are deleted.
+    """Numbered checkpoints of one name in a directory, of which the oldest are deleted.
 
     Parameters
     ----------
     checkpoint : Checkpoint
         The checkpoint to save.
     directory : path
-        The directory, made if it is missing. Checkpoints that it already has count.
+        The directory, made if it is missing. Its checkpoints of this name count.
     max_to_keep : int or None
         The number of checkpoints to keep; None keeps all.
     checkpoint_name : str
-        The beginning of the checkpoints' names.
+        The name, which a number follows. Checkpoints of other names are neither deleted nor restored.
 
     Raises
     ------
@@ -59,6 +74,7 @@ class CheckpointManager:
             )
         self._max_to_keep = max_to_keep
         self._prefix = os.path.join(self._directory, checkpoint_name)
+        self._own = re.compile(rf"{re.escape(checkpoint_name)}-\d+")
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -73,14 +89,17 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """The paths of the complete checkpoints, oldest first."""
-        state = get_checkpoint_state(self._directory)
-        paths = [] if state is None else state.all_model_checkpoint_paths
-        return [path for path in paths if is_complete(path)]
+        return [path for path in self._recorded() if is_complete(path)]
 
     @property
     def latest_checkpoint(self) -> str | None:
         """The path of the newest complete checkpoint, or None."""
-        return latest_checkpoint(self._directory)
+        return newest_complete(self._recorded())
+
+    def _recorded(self) -> list[str]:
+        state = get_checkpoint_state(self._directory)
+        paths = [] if state is None else state.all_model_checkpoint_paths
+        return [path for path in paths if self._own.fullmatch(os.path.basename(path))]
 
     def save(self, checkpoint_number: int | None = None) -> str:
         """Write the next checkpoint, then delete the oldest beyond the limit; return its path.
@@ -103,15 +122,27 @@ class CheckpointManager:
             raise
 
     def _remove_old(self) -> None:
-        checkpoints = self.checkpoints
-        if self._max_to_keep is not None and len(checkpoints) > self._max_to_keep:
-            # Remove them from the record first: an interruption must not leave records of missing files.
-            write_state(self._directory, checkpoints[-self._max_to_keep :])
-            for old in checkpoints[: -self._max_to_keep]:
-                remove_files(old)
+        if self._max_to_keep is None:
+            return
+        recorded, complete = self._recorded(), []
+        for path in recorded:
+            with contextlib.suppress(UnreadableCheckpointError):  # neither counted nor deleted
+                complete += [path] * is_complete(path)
+        # An interrupted call has left files without an index.
+        old = [path for path in recorded if not has_index(path)] + complete[: -self._max_to_keep]
+        remove_checkpoints(self._directory, old)
 
     def restore_or_initialize(self) -> str | None:
         """Restore the newest checkpoint if there is one; return its path or None."""
         path = self.latest_checkpoint
+        if path is None:
+            other = latest_checkpoint(self._directory)
+            if other is not None:
+                _log.warning(
+                    "%r has no checkpoint %s-NUMBER, so nothing is restored; it has %r",
+                    self._directory,
+                    os.path.basename(self._prefix),
+                    os.path.basename(other),
+                )
         self._checkpoint.restore(path)
         return path

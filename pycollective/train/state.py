@@ -5,16 +5,31 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pycollective.arguments import path_of
 from pycollective.atomic_files import write_atomically
 from pycollective.errors import CheckpointError
-from pycollective.train.files import is_bare_name, is_complete, parse_json
+from pycollective.train.files import (
+    has_files,
+    is_bare_name,
+    is_complete,
+    parse_json,
+    remove_files,
+)
 
 _log = logging.getLogger(__name__)
 STATE_FILE = "checkpoint"
+
+
+class _DamagedRecordError(CheckpointError):
+    """The record of a directory's checkpoints is damaged."""
+
+
+class _ForeignNameError(CheckpointError):
+    """The record of a directory's checkpoints names a file elsewhere."""
 
 
 class CheckpointState(NamedTuple):
@@ -38,17 +53,25 @@ def get_checkpoint_state(checkpoint_dir: str | os.PathLike[str]) -> CheckpointSt
     Raises
     ------
     CheckpointError
-        The file is damaged.
+        The file is damaged, cannot be read, or comes from TensorFlow.
     """
     directory = path_of("checkpoint_dir", checkpoint_dir)
     state_path = os.path.join(directory, STATE_FILE)
     try:
-        state = parse_json(state_path, Path(state_path).read_bytes())
-        latest, names = _latest_and_all(state)
+        raw = Path(state_path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, CheckpointError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{state_path!r} cannot be read ({error})") from None
+    if raw.startswith(b"model_checkpoint_path:"):
         raise CheckpointError(
+            f"{state_path!r} is TensorFlow's record of its own checkpoints; use another folder"
+        )
+    try:
+        latest, names = _latest_and_all(parse_json(state_path, raw))
+    except CheckpointError as error:
+        kind = CheckpointError if isinstance(error, _ForeignNameError) else _DamagedRecordError
+        raise kind(
             f"{state_path!r} is damaged ({error}); delete it, and restore one of the checkpoints "
             "beside it by its name"
         ) from None
@@ -64,7 +87,7 @@ def _latest_and_all(state: Any) -> tuple[str, list[str]]:
         raise CheckpointError("it has no list of checkpoints")
     for name in (latest, *names):
         if not is_bare_name(name):
-            raise CheckpointError(f"{name!r} is not the name of a checkpoint in the same folder")
+            raise _ForeignNameError(f"{name!r} is not the name of a checkpoint in the same folder")
     return str(latest), names
 
 
@@ -76,13 +99,18 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     Raises
     ------
     CheckpointError
-        The directory's file ``checkpoint`` is damaged.
+        The directory's file ``checkpoint`` is damaged, or the newest checkpoint may be intact, but
+        cannot be read.
     """
     state = get_checkpoint_state(checkpoint_dir)
     if state is None:
         return None
-    newest_first = [state.model_checkpoint_path, *reversed(state.all_model_checkpoint_paths)]
-    for path in dict.fromkeys(newest_first):
+    return newest_complete([*state.all_model_checkpoint_paths, state.model_checkpoint_path])
+
+
+def newest_complete(paths: Sequence[str]) -> str | None:
+    """Return the last complete checkpoint of ``paths``, or None; log a warning for those it skips."""
+    for path in dict.fromkeys(reversed(paths)):
         if is_complete(path):
             return path
         _log.warning("checkpoint %r is missing or not complete, and is skipped", path)
@@ -99,11 +127,32 @@ def write_state(directory: str, paths: list[str]) -> None:
     write_atomically(os.path.join(directory, STATE_FILE), json.dumps(body, indent=1).encode())
 
 
-def add_to_state(path: str) -> None:
-    """Record a new checkpoint as its directory's latest one; the caller holds the lock."""
-    directory = os.path.dirname(path) or "."
+def remove_checkpoints(directory: str, paths: list[str]) -> None:
+    """Delete checkpoints of a directory and their records; the caller holds the lock."""
+    for path in paths:
+        remove_files(path)
     state = get_checkpoint_state(directory)
+    if not paths or state is None:
+        return
+    kept = [path for path in state.all_model_checkpoint_paths if path not in paths]
+    if kept:
+        write_state(directory, kept)
+    else:
+        os.remove(os.path.join(directory, STATE_FILE))
+
+
+def add_to_state(path: str) -> None:
+    """Record a new checkpoint as its directory's latest one; the caller holds the lock.
+
+    A damaged record is replaced, with a warning in the log.
+    """
+    directory = os.path.dirname(path) or "."
+    try:
+        state = get_checkpoint_state(directory)
+    except _DamagedRecordError as error:
+        _log.warning("%s. A new record lists only later checkpoints", error)
+        state = None
     known = [] if state is None else state.all_model_checkpoint_paths
     target = os.path.normpath(path)
-    kept = [p for p in known if os.path.normpath(p) != target and is_complete(p)]
+    kept = [p for p in known if os.path.normpath(p) != target and has_files(p)]
     write_state(directory, [*kept, path])

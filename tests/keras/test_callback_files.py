@@ -123,17 +123,20 @@ def test_backup_interrupted_training_resumes_at_the_epoch(name, tmp_path):
     uninterrupted = new_model()
     expected = fit(uninterrupted).history["loss"]
     directory = tmp_path / "backup"
+    best = callbacks.ModelCheckpoint(directory / "best", "loss", save_weights_only=True)
     with pytest.raises(Interrupted):
-        fit(new_model(), callbacks.BackupAndRestore(directory), Interrupts(3))
+        fit(new_model(), callbacks.BackupAndRestore(directory), best, Interrupts(3))
     assert directory.exists()
     watch = Interrupts(None)
     resumed = new_model()
     logs = fit(resumed, callbacks.BackupAndRestore(directory), watch).history["loss"]
+    assert tf.train.latest_checkpoint(directory) == str(directory / "best")
     assert watch.epochs == [3, 4]
     np.testing.assert_allclose(logs, expected[3:], rtol=1e-5)
     for found, right in zip(resumed.get_weights(), uninterrupted.get_weights(), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-6)
-    assert not directory.exists()
+    names = {path.name.split(".")[0] for path in directory.iterdir()}
+    assert names == {"best", "checkpoint"}
 
 
 BINARY_TARGETS = (TARGETS > 0).astype(np.float32)

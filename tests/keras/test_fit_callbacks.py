@@ -312,6 +312,12 @@ def test_model_checkpoint_options_select_the_saves(tmp_path):
     names = {path.name.split(".")[0] for path in tmp_path.iterdir()} - {"checkpoint"}
     # Saved after the 5th and the 10th of 12 batches.
     assert names == {"best_1", "step_2_2", "step_4_1"}
+    missing = callbacks.ModelCheckpoint(
+        tmp_path / "missing", save_best_only=True, save_weights_only=True
+    )
+    with pytest.warns(UserWarning, match="`val_loss` which is not available"):
+        model.fit(ONES, ONES, verbose=0, callbacks=[missing])
+    assert (tmp_path / "missing.index.json").exists()
     for path, weights_only in (tmp_path / "m.keras", True), (tmp_path / "m", False):
         with pytest.raises(ValueError, match="save_weights_only=True"):
             callbacks.ModelCheckpoint(path, save_weights_only=weights_only)

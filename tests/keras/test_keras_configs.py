@@ -84,6 +84,7 @@ def test_custom_layer_with_plain_arguments_needs_no_get_config():
     config = stored(layer.get_config())
     assert config["factor"] == 3.0 and config["parts"] == [4] and config["name"] == "three"
     assert Scale.from_config(config).factor == 3.0
+    assert stored(Scale(2.0).get_config())["parts"] == [1, 2]
     with pytest.raises(NotImplementedError, match="Scale must override get_config.*'factor'"):
         Scale(np.zeros(2)).get_config()
 

@@ -102,6 +102,15 @@ def test_load_weights_of_a_checkpoint_with_fewer_layers_names_the_variable(tmp_p
         make(4).load_weights(tmp_path / "w")
 
 
+def test_load_weights_of_a_checkpoint_with_two_such_models_names_both(tmp_path):
+    one, other = make(4), make(4)
+    path = train.Checkpoint(generator=one, copy=other).write(tmp_path / "w")
+    with pytest.raises(CheckpointError, match=r"several parts.*generator, copy.*generator=model"):
+        make(4).load_weights(path)
+    train.Checkpoint(generator=one, again=one).write(tmp_path / "w")
+    make(4).load_weights(path)
+
+
 def test_load_weights_of_a_checkpoint_without_a_model_is_an_error(tmp_path):
     path = train.Checkpoint(mean=keras.metrics.Mean()).write(tmp_path / "m")
     for model in (make(), make(built=False)):

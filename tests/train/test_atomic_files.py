@@ -170,3 +170,11 @@ def test_link_stays_and_its_target_is_replaced(tmp_path):
     write_atomically(str(link), b"new")
     assert link.is_symlink()
     assert target.read_bytes() == b"new"
+
+
+def test_replaced_file_keeps_its_mode(tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    write_atomically(str(path), b"new")
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o600

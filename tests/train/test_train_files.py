@@ -140,7 +140,7 @@ def test_latest_checkpoint_without_a_checkpoint_is_none(tmp_path):
 
 def test_deleted_checkpoints_are_removed_from_the_state_file(two):
     checkpoint, _, first, second = two
-    os.unlink(first + ".index.json")
+    files.remove_files(first)
     third = checkpoint.save(Path(first).parent / "ckpt")
     state = train.get_checkpoint_state(Path(first).parent)
     assert state == (third, [second, third])
@@ -316,7 +316,8 @@ def test_damaged_state_file_beside_a_damaged_checkpoint_names_the_checkpoint(two
     truncate(f"{second}.safetensors")
     (Path(second).parent / "checkpoint").write_text("{")
     with pytest.raises(
-        CheckpointError, match=r"its index says.*No other intact checkpoint is recorded"
+        CheckpointError,
+        match=r"its index says.*No other intact checkpoint of this name is recorded",
     ):
         checkpoint.restore(second)
 
@@ -440,3 +441,84 @@ def test_manager_without_a_limit_keeps_all_checkpoints(tmp_path):
     state = train.get_checkpoint_state(tmp_path)
     assert state.model_checkpoint_path == manager.checkpoints[-1]
     assert state.all_model_checkpoint_paths == manager.checkpoints
+
+
+def test_manager_leaves_checkpoints_of_other_names(tmp_path, caplog):
+    variable = Variable(1.0)
+    best = train.Checkpoint(v=variable).save(tmp_path / "best")
+    manager = train.CheckpointManager(train.Checkpoint(v=variable), tmp_path, 2)
+    assert manager.restore_or_initialize() is None and "it has 'best-1'" in caplog.text
+    for _ in range(4):
+        manager.save()
+    assert [os.path.basename(path) for path in manager.checkpoints] == ["ckpt-3", "ckpt-4"]
+    train.Checkpoint(v=variable).restore(best).assert_consumed()
+    assert best in train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
+
+
+def test_checkpoint_of_a_newer_version_is_not_skipped(two):
+    _, weight, first, second = two
+    index = Path(f"{second}.index.json")
+    body = json.loads(index.read_text())
+    body["version"] = 2
+    del body["index_sha256"]
+    body["index_sha256"] = files._index_digest(body)
+    index.write_text(json.dumps(body))
+    folder = Path(second).parent
+    manager = train.CheckpointManager(train.Checkpoint(weight=weight), folder, 1)
+    for call in (manager.restore_or_initialize, lambda: train.latest_checkpoint(folder)):
+        with pytest.raises(CheckpointError, match="has version 2 of the format"):
+            call()
+    manager.save(checkpoint_number=5)
+    assert index.exists() and not files.has_files(first)
+
+
+@pytest.mark.parametrize("kept", [[files.DATA_SUFFIX], [files.DATA_SUFFIX, files.INDEX_SUFFIX]])
+def test_manager_deletes_what_an_interrupted_call_has_left(two, kept):
+    """The interruption is in the deletion of the first checkpoint."""
+    _, weight, first, second = two
+    folder = Path(second).parent
+    for suffix in {files.DATA_SUFFIX, files.INDEX_SUFFIX} - set(kept):
+        os.unlink(first + suffix)
+    manager = train.CheckpointManager(train.Checkpoint(weight=weight), folder, 1)
+    manager.save(checkpoint_number=3)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint",
+        "ckpt-3.index.json",
+        "ckpt-3.safetensors",
+    ]
+
+
+def test_save_replaces_a_damaged_record(two, caplog):
+    checkpoint, _, first, second = two
+    folder = Path(second).parent
+    (folder / "checkpoint").write_text("{")
+    third = checkpoint.save(folder / "ckpt")
+    assert "is damaged" in caplog.text
+    assert train.get_checkpoint_state(folder).all_model_checkpoint_paths == [third]
+    assert files.is_complete(first) and files.is_complete(second)
+
+
+def test_record_of_tensorflow_is_not_replaced(two):
+    checkpoint, *_, second = two
+    record = Path(second).parent / "checkpoint"
+    text = 'model_checkpoint_path: "ckpt-1"\nall_model_checkpoint_paths: "ckpt-1"\n'
+    record.write_text(text)
+    with pytest.raises(CheckpointError, match="use another folder"):
+        checkpoint.save(record.parent / "ckpt")
+    assert record.read_text() == text
+
+
+def test_names_that_could_not_be_read_back(tmp_path):
+    checkpoint = train.Checkpoint(**{"__metadata__": Variable(3.0)})
+    path = checkpoint.save(tmp_path / "c")
+    checkpoint.restore(path).assert_consumed()
+    with pytest.raises(ValueError, match="cannot be the name"):
+        checkpoint.save(tmp_path / "a\\b")
+
+
+def test_data_file_that_is_a_pipe_raises(two):
+    checkpoint, *_, second = two
+    os.unlink(f"{second}.safetensors")
+    os.mkfifo(f"{second}.safetensors")
+    with pytest.raises(CheckpointError, match="has 0 bytes"):
+        checkpoint.restore(second)

@@ -15,10 +15,9 @@ from pycollective.keras.callbacks.control import Monitor
 from pycollective.keras.saving.checkpoints import write_checkpoint
 from pycollective.tensor import Variable
 from pycollective.train.checkpoint import Checkpoint
-from pycollective.train.files import remove_files
 from pycollective.train.manager import CheckpointManager
 from pycollective.train.preemption import PreemptionCheckpointHandler, TerminationConfig
-from pycollective.train.state import STATE_FILE
+from pycollective.train.state import remove_checkpoints
 
 Logs = dict[str, Any]
 
@@ -41,7 +40,7 @@ class ModelCheckpoint(Monitor):
     verbose : int
         1: print a message.
     save_best_only : bool
-        True to save only when the monitored value has improved.
+        True to save only when the monitored value has improved, or is missing.
     save_weights_only : bool
         True to save the variables without the layers.
     save_freq : str or int
@@ -109,9 +108,10 @@ class ModelCheckpoint(Monitor):
     def _save(self, logs: Logs | None, **numbers: int) -> None:
         if self.save_best_only:
             value = self.value_in(logs)
-            if value is None or not self.is_better(value, self.best):
-                return
-            self.best = value
+            if value is not None:  # as in Keras, a model without the value is saved
+                if not self.is_better(value, self.best):
+                    return
+                self.best = value
         path = self.filepath.format(**{"epoch": self._epoch + 1, **numbers, **(logs or {})})
         if path.endswith((".keras", ".h5")):
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -266,11 +266,8 @@ class BackupAndRestore(Callback):
 
     def _delete(self) -> None:
         with locked(self.backup_dir):
-            for path in self._manager.checkpoints:
-                remove_files(path)
-            with suppress(OSError):
-                os.remove(os.path.join(self.backup_dir, STATE_FILE))
-                # rmdir() fails, and is ignored, if the directory holds other files.
+            remove_checkpoints(self.backup_dir, self._manager.checkpoints)
+            with suppress(OSError):  # the directory may hold other files
                 os.rmdir(self.backup_dir)
 
 

@@ -121,13 +121,15 @@ class Described(CopiedByConfig):
         return plain(value)
 
     def _given(self) -> dict[str, Any]:
-        """Return the arguments that the constructor got, without the parameters of `Layer`."""
+        """Return the constructor's arguments and defaults, without the parameters of `Layer`."""
         if "_arguments" not in self.__dict__:
             return {}
         args, kwargs = self.__dict__["_arguments"]
         bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
         given = dict(list(bound.arguments.items())[1:])
-        for name, parameter in bound.signature.parameters.items():
+        for name, parameter in list(bound.signature.parameters.items())[1:]:
+            if _is_plain(parameter.default):  # a file keeps the default of its time
+                given.setdefault(name, parameter.default)
             if parameter.kind is parameter.VAR_KEYWORD:
                 given.update(given.pop(name, {}))
         for name in ("activity_regularizer", "dtype", "input_shape", "name", "trainable"):

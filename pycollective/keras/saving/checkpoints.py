@@ -35,6 +35,14 @@ def read_checkpoint(model: Learner, path: str, skip_mismatch: bool) -> None:
         return assigned, len(present & contents.nodes[node].children.keys())
 
     best = max(plans, key=fit)
+    parts = {node: name for name, node in contents.nodes[0].children.items()}
+    alike = [name for node, name in parts.items() if fit(node) == fit(best)]
+    if best in parts and len(alike) > 1 and fit(best) != (0, 0):
+        raise CheckpointError(
+            f"checkpoint {path!r} has several parts that fit model {model.name!r}: "
+            f"{', '.join(alike)}. Restore the right one by its name, for example with "
+            f"tf.train.Checkpoint({alike[0]}=model).restore(path)"
+        )
     plan = plans[best]
     problems = plan.problems + _missing(plan, weights)
     if fit(best) == (0, 0) or problems:
