@@ -17,6 +17,7 @@ from pycollective.estimator.estimator import Estimator
 from pycollective.estimator.hooks import (
     CheckpointSaverListener,
     LoggingTensorHook,
+    NanLossDuringTrainingError,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -38,6 +39,7 @@ __all__ = [
     "LinearRegressor",
     "LoggingTensorHook",
     "ModeKeys",
+    "NanLossDuringTrainingError",
     "RunConfig",
     "SessionRunArgs",
     "SessionRunContext",

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from pycollective.arguments import path_of
+from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.distribute.strategy import Strategy
@@ -41,7 +42,8 @@ class RunConfig:
 
     Notes
     -----
-    ``TF_CONFIG`` describes the cluster and this process's task, as in TensorFlow.
+    ``TF_CONFIG`` describes the cluster and this process's task, as in TensorFlow. Without it, the
+    launcher of the processes does, if ``train_distribute`` is a strategy for several processes.
     """
 
     model_dir: str | os.PathLike[str] | None = None
@@ -111,19 +113,25 @@ class RunConfig:
         return dataclasses.replace(self, **changes)
 
     @property
+    def _resolver(self) -> ClusterResolver:
+        resolver = TFConfigClusterResolver()
+        of_strategy = getattr(self.train_distribute, "cluster_resolver", None)
+        return resolver if resolver.task_type or of_strategy is None else of_strategy
+
+    @property
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster of ``TF_CONFIG``."""
-        return TFConfigClusterResolver().cluster_spec()
+        """The cluster."""
+        return self._resolver.cluster_spec()
 
     @property
     def task_type(self) -> str:
         """The kind of this process's task, ``"worker"`` without a cluster."""
-        return TFConfigClusterResolver().task_type or "worker"
+        return self._resolver.task_type or "worker"
 
     @property
     def task_id(self) -> int:
         """The number of this process's task."""
-        return TFConfigClusterResolver().task_id or 0
+        return self._resolver.task_id or 0
 
     @property
     def is_chief(self) -> bool:

@@ -10,7 +10,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,7 +24,12 @@ from pycollective.distribute.input_options import InputContext
 from pycollective.distribute.parameter_server import ParameterServerStrategy
 from pycollective.distribute.strategy import Strategy
 from pycollective.estimator.config import RunConfig
-from pycollective.estimator.hooks import CheckpointSaverListener, HookRun, SessionRunHook
+from pycollective.estimator.hooks import (
+    CheckpointSaverListener,
+    HookRun,
+    NanLossDuringTrainingError,
+    SessionRunHook,
+)
 from pycollective.estimator.specs import EstimatorSpec, ModeKeys, check_positive, checked_hooks
 from pycollective.estimator.steps import StepModel
 from pycollective.keras.callbacks import Callback
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger("pycollective")
+_Result = TypeVar("_Result")
 
 #: The name of the model in checkpoints, and the argument names of a model function.
 _PREFIX = "model/"
@@ -58,7 +65,8 @@ class Estimator:
     params : dict, optional
         The argument ``params`` of ``model_fn`` and of input functions.
     warm_start_from : str, optional
-        A checkpoint whose values `train` gives to the variables if ``model_dir`` has no checkpoint.
+        A checkpoint, or a directory with checkpoints. `train` gives its values to the variables that
+        are trained, if ``model_dir`` has no checkpoint.
 
     Raises
     ------
@@ -90,10 +98,9 @@ class Estimator:
         self._model_fn, self._params = model_fn, dict(params or {})
         self._config = _with_directory(config or RunConfig(), model_dir)
         self._warm_start_from = warm_start_from
+        # Hooks may evaluate during training, so evaluations have variables of their own.
         self._train_model = self._new_model(self._config.train_distribute)
-        self._eval_model = self._train_model
-        if self._config.eval_distribute is not self._config.train_distribute:
-            self._eval_model = self._new_model(self._config.eval_distribute)
+        self._eval_model = self._new_model(self._config.eval_distribute)
 
     # Attributes ------------------------------------------------------------------------------
 
@@ -188,6 +195,8 @@ class Estimator:
         ------
         ValueError
             Both numbers are given, a number is not positive, or the input has no batch.
+        NanLossDuringTrainingError
+            The loss is NaN. The last checkpoint stays.
         """
         hooks = checked_hooks(hooks)
         if steps is not None and max_steps is not None:
@@ -203,8 +212,10 @@ class Estimator:
                 )
         self._forget_unsaved()
         model = self._train_model
-        self._restore(model, self.latest_checkpoint() or self._warm_start_from)
-        if self.latest_checkpoint() is None:
+        latest = self.latest_checkpoint()
+        model.shared.only_trained_are_restored = latest is None
+        _restore(model, latest or self._warm_start())
+        if latest is None:
             model.shared.global_step.assign(0)
         if max_steps is not None:
             steps = max_steps - model.step
@@ -216,12 +227,18 @@ class Estimator:
         with warnings.catch_warnings():
             # The end of the input is an ordinary end of training.
             warnings.filterwarnings("ignore", "Your input ran out of data")
+            warnings.filterwarnings("ignore", "the loss is nan")  # raised as an error
             model.fit(batches, steps_per_epoch=steps or sys.maxsize, callbacks=[watcher], verbose=0)
         return self
 
-    def _restore(self, model: StepModel, path: str | None) -> None:
-        if path is not None:
-            model.checkpoint.restore(path)
+    def _warm_start(self) -> str | None:
+        path = self._warm_start_from
+        if path is None or not os.path.isdir(path):
+            return path
+        found = latest_checkpoint(path)
+        if found is None:
+            raise ValueError(f"warm_start_from={path!r} is a directory without a checkpoint")
+        return found
 
     # Evaluation and prediction ---------------------------------------------------------------
 
@@ -250,19 +267,18 @@ class Estimator:
         """
         hooks = checked_hooks(hooks)
         check_positive("steps", steps)
-        self._forget_unsaved()
-        model = self._eval_model
-        self._restore_or_warn(model, checkpoint_path, "evaluate")
-        return self._evaluate(model, input_fn, steps, hooks, name)
+        return _outside_scopes(self._evaluate, input_fn, steps, hooks, checkpoint_path, name)
 
     def _evaluate(
         self,
-        model: StepModel,
         input_fn: Callable[..., Any],
         steps: int | None,
         hooks: Sequence[SessionRunHook],
+        checkpoint_path: str | None,
         name: str | None,
     ) -> dict[str, Any]:
+        model = self._eval_model
+        self._restore_or_warn(model, checkpoint_path, "evaluate")
         batches = self._batches(model, input_fn, ModeKeys.EVAL)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Your input ran out of data")
@@ -306,8 +322,8 @@ class Estimator:
             No prediction has one of the keys, or keys are given for predictions without keys.
         """
         run_hooks = checked_hooks(hooks)
-        self._forget_unsaved()
-        model = self._train_model
+        # Several iterators may be in use, each with its own checkpoint.
+        model = _outside_scopes(self._new_model, None)
         self._restore_or_warn(model, checkpoint_path, "predict")
         running: HookRun | None = None
         for element in self._dataset(input_fn, ModeKeys.PREDICT, None):
@@ -316,7 +332,7 @@ class Estimator:
                 running = HookRun(run_hooks)
             running.before()
             first = ModeKeys.PREDICT not in model.first
-            found = _chosen(model.predictions(features), predict_keys)
+            found = _chosen(_outside_scopes(model.predictions, features), predict_keys)
             over = running.after({"global_step": model.step})
             if first:
                 running.add(model.first[ModeKeys.PREDICT].prediction_hooks)
@@ -334,17 +350,14 @@ class Estimator:
                 self.model_dir,
                 call,
             )
-        self._restore(model, path)
+        _outside_scopes(_restore, model, path)
 
     # The model function and the input --------------------------------------------------------
 
     def _forget_unsaved(self) -> None:
         """Begin anew if a training changed the model and failed before its first checkpoint."""
         if ModeKeys.TRAIN in self._train_model.first and self.latest_checkpoint() is None:
-            same = self._eval_model is self._train_model
             self._train_model = self._new_model(self._config.train_distribute)
-            if same:
-                self._eval_model = self._train_model
 
     def _new_model(self, strategy: Strategy | None) -> StepModel:
         with (strategy or default_strategy()).scope():
@@ -397,6 +410,19 @@ class Estimator:
         return strategy.distribute_datasets_from_function(
             lambda context: self._dataset(input_fn, mode, context)
         )
+
+
+def _restore(model: StepModel, path: str | None) -> None:
+    if path is not None:
+        model.checkpoint.restore(path)
+
+
+def _outside_scopes(function: Callable[..., _Result], *args: Any) -> _Result:
+    """Call a function in a thread that is in no strategy's scope, as hooks of a training are."""
+    if not has_strategy():
+        return function(*args)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *args).result()
 
 
 def _check_model_fn(model_fn: Callable[..., Any], params: Any) -> None:
@@ -480,6 +506,8 @@ class _Training(Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._step = self._begun + batch + 1
         self._loss = (logs or {}).get("loss", self._loss)
+        if self._loss is not None and np.isnan(self._loss):
+            raise NanLossDuringTrainingError
         if self._hooks.after({"loss": self._loss, "global_step": self._step}):
             self.model.stop_training = True
         if not self._known and ModeKeys.TRAIN in self.model.first:

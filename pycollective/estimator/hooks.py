@@ -65,6 +65,13 @@ class SessionRunContext:
         self.stop_requested = True
 
 
+class NanLossDuringTrainingError(RuntimeError):
+    """The loss of a training step is NaN."""
+
+    def __str__(self) -> str:
+        return "NaN loss during training."
+
+
 class SessionRunHook:
     """Base class of hooks; a subclass overrides methods.
 

@@ -134,6 +134,8 @@ class StepModel(Model):
     def rows_of(predictions: Any) -> Iterator[Any]:
         """Yield the predictions of each example."""
         leaves = nest.flatten(predictions)
+        if not all(np.ndim(leaf) for leaf in leaves):
+            raise ValueError("predictions need a first axis, with an element for each example")
         sizes = {len(leaf) for leaf in leaves}
         if len(sizes) != 1:
             raise ValueError(

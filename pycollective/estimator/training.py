@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -56,13 +55,10 @@ class _Evaluator(CheckpointSaverListener):
             self.exported = _exported(self._estimator, self._spec, path, self.results, final)
 
     def _evaluate(self, step: int) -> None:
-        spec, config = self._spec, self._estimator.config
-        arguments = spec.input_fn, spec.steps, spec.hooks, None, spec.name
-        if config.eval_distribute is config.train_distribute:
-            self.results = self._estimator.evaluate(*arguments)
-        else:  # this thread is in the scope of the other strategy
-            with ThreadPoolExecutor(1) as thread:
-                self.results = thread.submit(self._estimator.evaluate, *arguments).result()
+        spec = self._spec
+        self.results = self._estimator.evaluate(
+            spec.input_fn, spec.steps, spec.hooks, None, spec.name
+        )
         self._evaluated_step, self._evaluated_at = step, time.monotonic()
 
 

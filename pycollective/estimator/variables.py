@@ -48,12 +48,15 @@ class ModelVariables(Trackable):
         The number of training steps.
     sums : dict
         The variables of metrics by name, which no checkpoint has.
+    only_trained_are_restored : bool
+        True to give the values of a restored checkpoint to trained variables only.
     """
 
     _untracked = frozenset({"sums"})
 
     def __init__(self, seed: int | None) -> None:
         self.sums: dict[str, Variable] = {}
+        self.only_trained_are_restored = False
         self._seed = seed
         with creator_scope(self._creator(Counter())):
             self.global_step: Variable = Variable(
@@ -124,7 +127,8 @@ class ModelVariables(Trackable):
                 )
             return found
         saved = None
-        if self._restore is not None and not is_sum:
+        is_restored = options.get("trainable", True) or not self.only_trained_are_restored
+        if self._restore is not None and is_restored and not is_sum:
             restore, node = self._restore
             if options.get("shape") is None or options.get("dtype") is None:
                 value = options.get("initial_value")

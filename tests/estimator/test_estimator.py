@@ -225,18 +225,96 @@ def test_checkpoints_by_seconds_are_saved_when_time_has_passed(tmp_path):
     assert (tmp_path / "checkpoint").read_text().count("model.ckpt-") == 4  # 3, and the latest
 
 
-def test_warm_start_gives_variables_the_values_of_a_checkpoint(tmp_path):
-    first = make(tmp_path / "a").train(endless, steps=3)
-    config = tf.estimator.RunConfig(model_dir=str(tmp_path / "b"))
-    warm = tf.estimator.Estimator(
-        model_fn, None, config, first.params, warm_start_from=first.latest_checkpoint()
+def test_warm_start_gives_trained_variables_the_values_of_a_checkpoint(tmp_path):
+    first = make(tmp_path / "a", lambda: tf.keras.optimizers.SGD(0.2, momentum=0.9))
+    first.train(endless, steps=3)
+    still = first.params | {"optimizer": lambda: tf.keras.optimizers.SGD(0.0, momentum=0.9)}
+    for number, start in enumerate([first.latest_checkpoint(), tmp_path / "a"]):
+        config = tf.estimator.RunConfig(model_dir=str(tmp_path / f"b{number}"))
+        warm = tf.estimator.Estimator(model_fn, None, config, still, warm_start_from=start)
+        warm.train(endless, steps=1)
+        assert warm.get_variable_value("global_step") == 1
+        assert warm.get_variable_value("sgd/iterations") == 1
+        kernel = warm.get_variable_value("dense/kernel")
+        assert np.array_equal(first.get_variable_value("dense/kernel"), kernel)
+        warm.train(endless, steps=1)  # from its own checkpoint, with all variables
+        assert warm.get_variable_value("sgd/iterations") == 2
+    empty = tf.estimator.Estimator(
+        model_fn, str(tmp_path / "c"), params=still, warm_start_from=tmp_path
     )
-    warm.train(endless, steps=1)
-    assert warm.get_variable_value("global_step") == 1
-    first.train(endless, steps=1)
-    assert np.array_equal(
-        first.get_variable_value("dense/kernel"), warm.get_variable_value("dense/kernel")
-    )
+    with pytest.raises(ValueError, match="a directory without a checkpoint"):
+        empty.train(endless, steps=1)
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_evaluate_and_predict_during_training_do_not_change_it(tmp_path, listens):
+    def trained(folder, called):
+        estimator = make(folder, save_checkpoints_steps=5)
+        found = []
+
+        class Calls(tf.estimator.SessionRunHook, tf.estimator.CheckpointSaverListener):
+            steps = 0
+
+            def begin(self):
+                pass
+
+            def end(self, *_):
+                pass
+
+            def call(self):
+                oldest = estimator.latest_checkpoint() if listens else None
+                if called:
+                    found.append(estimator.evaluate(input_fn, checkpoint_path=oldest))
+                    found.append(list(estimator.predict(input_fn)))
+
+            def after_save(self, session, step):
+                if listens and step == 10:
+                    self.call()
+
+            def after_run(self, context, values):
+                self.steps += 1
+                if not listens and self.steps == 9:
+                    self.call()
+
+        calls = Calls()
+        estimator.train(endless, [calls], max_steps=12, saving_listeners=[calls])
+        assert len(found) == 2 * called
+        return weights(estimator)
+
+    assert same(trained(tmp_path / "a", True), trained(tmp_path / "b", False))
+
+
+def test_each_predict_has_the_values_of_its_checkpoint(tmp_path):
+    estimator = make(tmp_path).train(endless, steps=2)
+    early = estimator.latest_checkpoint()
+    expected = [p["guess"].item() for p in estimator.predict(input_fn)]
+    rows = estimator.predict(input_fn, checkpoint_path=early)
+    found = [next(rows)["guess"].item()]
+    estimator.train(endless, steps=2)
+    for row, other in zip(rows, estimator.predict(input_fn), strict=False):
+        found.append(row["guess"].item())
+        assert row["guess"] != other["guess"]
+    assert found == expected
+
+
+def test_nan_loss_ends_training_with_an_error(tmp_path):
+    estimator = make(tmp_path).train(endless, steps=1)
+
+    def broken():
+        return tf.data.Dataset.from_tensor_slices((X * np.nan, Y)).batch(16).repeat()
+
+    with pytest.raises(tf.estimator.NanLossDuringTrainingError, match="NaN loss during training"):
+        estimator.train(broken, steps=5)
+    assert estimator.get_variable_value("global_step") == 1
+
+
+def test_predictions_without_a_first_axis_are_refused(tmp_path):
+    def scalar(features, mode):
+        return tf.estimator.EstimatorSpec(mode, tf.reduce_sum(features))
+
+    estimator = tf.estimator.Estimator(scalar, str(tmp_path))
+    with pytest.raises(ValueError, match="predictions need a first axis"):
+        next(estimator.predict(lambda: tf.data.Dataset.from_tensor_slices(X).batch(4)))
 
 
 def test_model_fn_with_other_variables_than_the_checkpoint_is_refused(tmp_path):
@@ -502,6 +580,13 @@ def test_estimator_in_a_scope_or_with_a_wrong_result_is_refused(tmp_path):
 def test_run_config_tells_the_task_of_tf_config(monkeypatch):
     config = tf.estimator.RunConfig()
     assert (config.task_type, config.task_id, config.is_chief) == ("worker", 0, True)
+    strategy = tf.distribute.MirroredStrategy(["cpu:0"])
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=1
+    )
+    monkeypatch.setattr(type(strategy), "cluster_resolver", resolver)
+    launched = config.replace(train_distribute=strategy)
+    assert (launched.task_type, launched.task_id, launched.is_chief) == ("worker", 1, False)
     assert config.save_checkpoints_secs == 600 and config.save_checkpoints_steps is None
     assert config.replace(save_checkpoints_steps=5).save_checkpoints_secs is None
     monkeypatch.setenv(
