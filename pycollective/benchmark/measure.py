@@ -73,6 +73,9 @@ def _slowest(comm: Communicator, seconds: Any) -> Any:
 def memory_rate(comm: Communicator, size: int) -> float:
     """Measure memory: all ranks at once copy ``size`` bytes, and then change them in place.
 
+    The ranks meet between the turns. Otherwise more ranks than cores would take turns on the cores, and
+    each would find its own data in the caches.
+
     Returns
     -------
     float
@@ -85,9 +88,9 @@ def memory_rate(comm: Communicator, size: int) -> float:
 
     def seconds_of(work: Callable[[], Any]) -> float:
         def one_turn(times: int) -> float:
-            comm.barrier()
             begin = clock()
             for _ in range(times):
+                comm.barrier()
                 work()
             return float(_slowest(comm, clock() - begin))
 
