@@ -165,8 +165,8 @@ class ClusterCoordinator:
         Raises
         ------
         TypeError
-            ``fn`` was not made by ``tf.function``; ``args`` is not a list or tuple; ``kwargs`` is not
-            a dict; ``steps_per_call`` is not a whole number.
+            ``fn`` was not made by ``tf.function``, or does not accept the arguments. Or ``args`` is not
+            a list or tuple; ``kwargs`` is not a dict; ``steps_per_call`` is not a whole number.
         ValueError
             An argument is a `RemoteValue`, or a `PerWorkerValues` without one value for each worker;
             ``steps_per_call`` is less than 1.
@@ -193,6 +193,7 @@ class ClusterCoordinator:
         if isinstance(fn, ConcreteFunction):
             args, kwargs = fn.arguments(args, kwargs)
             fn = fn.function
+        fn.bind(args, kwargs)
         closure = Closure(self.strategy, fn, args, kwargs, steps_per_call)
         self._queue.put(closure)
         if time.monotonic() >= self._sampled + _SAMPLES:

@@ -392,12 +392,16 @@ class Function:
             found = self._inspected = _signature_of(self.python_function)
         return found
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-        """Return all arguments, with default values, and as tensors if there is a signature."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        """Return the arguments by name; raise TypeError if the function does not accept them."""
         try:
-            bound = self._python_signature().bind(*args, **kwargs)
+            return self._python_signature().bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        """Return all arguments, with default values, and as tensors if there is a signature."""
+        bound = self.bind(args, kwargs)
         bound.apply_defaults()
         if self._constraints is not None:
             for name, value in bound.arguments.items():

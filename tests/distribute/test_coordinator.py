@@ -314,6 +314,13 @@ def test_schedule_plain_function_raises(coordinator):
         coordinator.schedule(lambda: 1)
 
 
+def test_schedule_arguments_that_the_function_does_not_accept_raise(coordinator):
+    for args, text in (((), "missing a required argument: 'x'"), ((1, 2, 3), "too many")):
+        with pytest.raises(TypeError, match=rf"plus_one\(\): {text}"):
+            coordinator.schedule(plus_one, args=args)
+    coordinator.join()  # nothing was scheduled
+
+
 def test_schedule_remote_value_as_argument_raises(coordinator):
     value = coordinator.schedule(plus_one, args=(1,))
     with pytest.raises(ValueError, match="RemoteValue` used as an input to scheduled function"):
@@ -353,7 +360,7 @@ def test_schedule_in_a_forked_process_raises(coordinator):
     child = os.fork()
     if not child:
         try:
-            coordinator.schedule(plus_one)
+            coordinator.schedule(plus_one, args=(1,))
         except RuntimeError as error:
             os._exit(0 if "make a new strategy" in str(error) else 1)
         os._exit(2)

@@ -544,7 +544,8 @@ class Trainer(Learner):
         settings = step, together, reports, weights
         strategy = self.distribute_strategy
         if isinstance(strategy, ParameterServerStrategy):
-            model = _number_of(self), *self._state_of_program(step)
+            in_processes = strategy.extended.tasks is not None
+            model = _number_of(self), *(self._state_of_program(step) if in_processes else [])
             return Executor(strategy, _steps, (model, *settings), keep_all)
         return Executor(strategy, self._make_steps, settings, keep_all)
 
@@ -649,7 +650,7 @@ def _steps(elements: list[Any], of_chief: tuple[Any, ...], step: str, *settings:
             f"model {number} is not known to the worker: make all models before the first call of "
             "`fit`, `evaluate`, `predict` or ClusterCoordinator.schedule(), and keep them"
         )
-    if state != model._state_of_program(step):
+    if state and state != model._state_of_program(step):
         raise FailedPreconditionError(
             f"the chief has called compile() of the model {model.name!r}, or changed `trainable` of its "
             "layers, after the workers began. A worker runs the program up to the first call of `fit`, "
