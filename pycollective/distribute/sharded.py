@@ -121,11 +121,11 @@ class ShardedVariable(Variable):
         IndexError
             There is no such row.
         TypeError
-            The first index is a tensor.
+            The first index is a tensor of numbers. A mask reads the whole variable.
         """
         first, *rest = index if isinstance(index, tuple) else (index,)
         length = len(self)
-        if isinstance(first, (Tensor, Variable)):
+        if isinstance(first, (Tensor, Variable)) and first.dtype != bool:
             raise TypeError(
                 f"variable {self._name!r} has shards, whose rows a tensor cannot index; use "
                 "tf.nn.embedding_lookup(variable, rows)"

@@ -486,6 +486,8 @@ def sharded_variables_are_read_and_written_as_a_whole():
     assert np.array_equal(table.sparse_read([5, 1]).numpy(), before[[5, 1]])
     raised(lambda: table[7], IndexError, "out of bounds")
     raised(lambda: table[tf.constant(1)], TypeError, "tensor cannot index")
+    mask = table.numpy() > table.numpy().mean()
+    np.testing.assert_array_equal(table[tf.constant(mask)].numpy(), table.numpy()[mask])
     table.scatter_add(tf.IndexedSlices(np.ones((2, 2), np.float32), np.array([0, 6])))
     table.scatter_sub(tf.IndexedSlices(np.ones((2, 2), np.float32), np.array([0, 6])))
     assert np.array_equal(table.numpy(), before)
