@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 import os
 import sys
@@ -138,6 +139,8 @@ def seconds(name: str, value: Any) -> float:
         found = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a positive number of seconds, not {value!r}") from None
+    except OverflowError:
+        found = math.inf
     if not found > 0:
         raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
     return found

@@ -39,8 +39,9 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     deleted.
     """
     if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe stays
-        with open(path, "wb") as file:
+        with _naming(path), open(path, "wb") as file:
             yield file
+            file.flush()
         return
     path = os.path.realpath(path)  # a link stays, and its target is replaced
     directory = os.path.dirname(path)
@@ -51,17 +52,27 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     # The lock ends when the descriptor is closed, after the file has its final name.
     with os.fdopen(descriptor, "wb") as file:
         try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+            with _naming(path):
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, path)
-        except BaseException as error:
-            if isinstance(error, OSError) and error.errno and error.filename is None:
-                error.filename = path
+        except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
     _sync_directory(directory)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Add the path to an error of writing, which has no file name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = path
+        raise
 
 
 @contextlib.contextmanager
@@ -108,7 +119,11 @@ def _open_temporary(path: str) -> tuple[int, str]:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
         temporary = f"{path}.{os.urandom(8).hex()}{_TEMPORARY_SUFFIX}"
-        descriptor = os.open(temporary, flags, 0o666)
+        try:
+            descriptor = os.open(temporary, flags, 0o666)
+        except OSError as error:
+            error.filename = path
+            raise
         # Before the lock is taken, another writer may delete the file as abandoned.
         if _try_lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
             return descriptor, temporary

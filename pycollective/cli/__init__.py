@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     error shows a traceback.
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    with contextlib.suppress(AttributeError, ValueError):  # a stream that a program has replaced
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     words = list(sys.argv[1:] if argv is None else argv)
     # Importing the modules of all commands takes twice as long as importing that of "run".
     named = [name for name in _COMMANDS if name in words[:1]]

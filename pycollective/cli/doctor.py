@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core, array_backend, nccl
+from pycollective import _core, array_backend, nccl, observe
+from pycollective.atomic_files import write_atomically
 from pycollective.cli import options
 from pycollective.cli.version import facts, versions
 from pycollective.cluster import ClusterResolver
@@ -21,8 +22,9 @@ from pycollective.cluster.ports import has_port
 from pycollective.cluster.sources import sources_of_environment
 from pycollective.comm import Communicator, on_device
 from pycollective.distribute.multi_worker import join_workers
+from pycollective.distribute.workers import heartbeat_timeout
 from pycollective.errors import CollectiveError, NcclNotFoundError, RendezvousError
-from pycollective.launch.description import LISTENER, host_and_port, protection
+from pycollective.launch.description import LISTENER, forced, host_and_port, protection
 from pycollective.launch.links import Findings, probe
 from pycollective.nccl.loading import require_cuda
 from pycollective.nn import cudnn
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     report: dict[str, Any] = {"versions": versions(), "wrong": [], "doubtful": []}
     status = _examine(args.timeout, report)
     if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_atomically(str(args.json), (json.dumps(report, indent=1) + "\n").encode())
     return status
 
 
@@ -96,6 +98,11 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
     member, wrong, doubtful = examine(
         resolver, servers=True, listens=LISTENER in os.environ, environ=os.environ
     )
+    for check in (observe.settings, heartbeat_timeout, lambda: forced(os.environ)):
+        try:
+            check()
+        except (ValueError, RendezvousError) as error:
+            wrong = [*wrong, str(error)]
     if resolver is None:
         print("cluster: none: no variable describes one; this process is alone")
         report["wrong"] = wrong

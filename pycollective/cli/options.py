@@ -203,7 +203,10 @@ def size(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not match:
         raise argparse.ArgumentTypeError(f"not a size: {text!r} (write 8, 64K, 16M or 1G)")
-    return int(match[1]) * _UNITS[match[2].upper()]
+    found = int(match[1]) * _UNITS[match[2].upper()]
+    if found > 1 << 50:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than 1 PiB")
+    return found
 
 
 def need_folder(path: Path) -> None:

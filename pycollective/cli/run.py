@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+from pycollective import observe
 from pycollective.cli import options
 from pycollective.launch import launcher
 
@@ -80,6 +81,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks and return the exit status."""
+    observe.settings()  # one error, and not one for each rank
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if args.module:
         command = [sys.executable, "-m", *args.module]

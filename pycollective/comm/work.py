@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -41,9 +42,9 @@ class Task(Protocol):
 class Work(Generic[R]):
     """A call that runs while the program does something else.
 
-    Until the call is done, do not change its inputs or use ``out``. The arrays stay alive
-    while the call runs, even if the program drops the work. `wait` and `result` raise the error of
-    the call. A ``with`` block waits at its end::
+    Until the call is done, do not change its inputs or use ``out``, and keep the communicator. The
+    arrays stay alive while the call runs, even if the program drops the work. `wait` and `result`
+    raise the error of the call. A ``with`` block waits at its end::
 
         with comm.all_reduce(a, out=a, async_op=True), comm.all_reduce(b, out=b, async_op=True):
             ...  # both calls run
@@ -101,6 +102,8 @@ class Work(Generic[R]):
             timeout = float(timeout)
         except (TypeError, ValueError):
             raise TypeError(f"timeout must be a number of seconds, not {timeout!r}") from None
+        except OverflowError:
+            timeout = math.inf
         if not timeout >= 0:
             raise ValueError(f"timeout must be a number of seconds, at least 0, not {timeout!r}")
         until = time.monotonic() + timeout

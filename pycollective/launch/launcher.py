@@ -226,7 +226,8 @@ def run(
     -------
     int
         The status of the rank that failed first, 128 + n if signal n killed it, else 0. A worker of a
-        `Tasks` group counts only if it is the last one.
+        `Tasks` group counts only if it is the last one. 1 if all ranks succeeded, and their output
+        could not be written, for example to a full disk.
 
     Raises
     ------
@@ -279,7 +280,11 @@ def run(
             assert process.stdout is not None and process.stderr is not None
             output.add(rank, (process.stdout, process.stderr))
         output.start()
-        return _watch(ranks, received)
+        status = _watch(ranks, received)
+    lost = output.error()
+    if lost is not None:
+        _report(f"the output of the ranks was lost: {lost}")
+    return status or int(lost is not None)
 
 
 def _open_standard_streams() -> None:

@@ -43,6 +43,7 @@ class _LauncherStream:
         self.terminal = bool(stream.isatty())
         self.prefixed = prefix == "always" or (prefix == "auto" and self.terminal)
         self.closed = False
+        self.error: OSError | None = None  # other than the end of the reader
         self._unfinished: _RankStream | None = (
             None  # the source of the incomplete line at the cursor
         )
@@ -81,7 +82,10 @@ class _LauncherStream:
                     rest = rest[os.write(descriptor, rest) :]
                 except BlockingIOError:  # the descriptor is non-blocking: wait for its reader
                     select.select((), (descriptor,), ())
-        except (OSError, ValueError):  # the reader has ended: `pycollective run … | head`
+        except (OSError, ValueError) as error:
+            # Not an error of the program: the reader has ended (`pycollective run … | head`).
+            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+                self.error = error
             self.closed = True
             discard_rest(self._stream)
 
@@ -165,6 +169,10 @@ class Output:
         for key in list(self._selector.get_map().values()):
             self._close(key.data)
         self._selector.close()
+
+    def error(self) -> OSError | None:
+        """Return the error because of which output was lost, if there was one."""
+        return next((target.error for target in self._targets if target.error), None)
 
     def _copy_output(self) -> None:
         while self._selector.get_map():

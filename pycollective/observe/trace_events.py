@@ -76,6 +76,8 @@ class Timeline:
     """
 
     def __init__(self, file: str) -> None:
+        if not file:
+            raise ValueError("a timeline needs the name of its file")
         self._file = file
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -99,7 +101,7 @@ class Timeline:
         path = Path(self._file)
         if path.is_dir() or self._file.endswith("/"):
             return path / f"rank{self._rank}.json"
-        if self._alone:
+        if self._alone or (path.exists() and not path.is_file()):  # a device has one name
             return path
         return path.with_name(f"{path.stem}.rank{self._rank}{path.suffix}")
 
@@ -181,10 +183,10 @@ def merge(files: Iterable[Path], target: Path) -> int:
     for file in files:
         try:
             found = json.loads(file.read_bytes())["traceEvents"]
-            if not isinstance(found, list):
+            if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ValueError(f"{file} is not a timeline: it has no list traceEvents") from None
+            raise ValueError(f"{file} is not a timeline: it has no events") from None
         events += found
     _write(target, events, {})
     return len(events)

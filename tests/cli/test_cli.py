@@ -59,6 +59,21 @@ def test_output_that_cannot_be_written_is_one_line_and_status_2(words, tmp_path)
     assert re.fullmatch(r"pycollective: .*No space left on device\n", done.stderr), done.stderr
 
 
+def test_output_in_an_encoding_without_a_character_has_a_mark_in_its_place(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pycollective", "--help"],
+        capture_output=True, text=True, check=True, cwd=tmp_path, encoding="ascii",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert "? on small digits" in done.stdout
+
+
+def test_size_that_no_memory_has_is_an_error(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "-n", "4", "-e", "9999999999G"])
+    assert "'9999999999G' is more than 1 PiB" in capsys.readouterr().err
+
+
 def test_version_prints_what_a_bug_report_needs(capsys, monkeypatch):
     monkeypatch.setattr(_core, "quota_of_cores", lambda root: 1.5)
     with pytest.raises(SystemExit) as ended:

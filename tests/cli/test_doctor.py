@@ -87,6 +87,9 @@ def test_wrong_description_lists_each_problem_and_ignored_sources(environ, capsy
             {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"},
             "WRONG: MASTER_PORT='x' is not a number from 1",
         ),
+        ({"PYCOLLECTIVE_DEBUG": "x"}, "PYCOLLECTIVE_DEBUG='x' is not INFO"),
+        ({"PYCOLLECTIVE_TRANSPORT": "x"}, "PYCOLLECTIVE_TRANSPORT='x' is unknown"),
+        ({"PYCOLLECTIVE_HEARTBEAT": "x"}, "PYCOLLECTIVE_HEARTBEAT='x' is not a positive"),
         ({"PYCOLLECTIVE_SECRET": "short"}, "the secret in PYCOLLECTIVE_SECRET has 5 bytes"),
         ({"PYCOLLECTIVE_TLS_CERT": "a"}, "PYCOLLECTIVE_TLS_CA is not: TLS needs all three"),
         ({"PYCOLLECTIVE_CHECK_ADDRESSES": "x"}, "PYCOLLECTIVE_CHECK_ADDRESSES='x': must be 0 or 1"),
@@ -99,6 +102,12 @@ def test_wrong_variables_are_named(environ, capsys, monkeypatch, variables, said
         monkeypatch.setenv(name, value)
     assert main(["doctor", "--timeout", "0.1"]) == 1
     assert said in capsys.readouterr().out
+
+
+def test_wrong_variables_of_a_process_alone_are_named(capsys, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "x")
+    assert main(["doctor"]) == 1
+    assert "WRONG: PYCOLLECTIVE_WARN_AFTER='x'" in capsys.readouterr().out
 
 
 def test_port_in_use_is_named(environ, capsys):

@@ -212,6 +212,16 @@ def test_output_reader_has_closed_before_a_line_the_status_is_that_of_the_ranks(
     assert process.wait(60) == 0
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_an_error(tmp_path):
+    with open("/dev/full", "w") as full:
+        process = start(tmp_path, 2, "print('x')", stdout=full)
+        error = process.stderr.read()
+    process.stderr.close()
+    assert re.search("the output of the ranks was lost: .*No space left", error), error
+    assert process.wait(60) == 1
+
+
 def test_standard_input_goes_to_rank_0(tmp_path):
     body = "print(os.environ['PYCOLLECTIVE_RANK'], repr(sys.stdin.read()))"
     process = start(tmp_path, 2, body, stdin=subprocess.PIPE)

@@ -172,6 +172,17 @@ def test_timeline_keeps_only_the_last_calls(tmp_path, monkeypatch):
     assert [e["args"]["call"] for e in slices(tmp_path / "t.json")] == [4, 5, 6, 7, 8]
 
 
+def test_timeline_without_a_name_raises():
+    with pytest.raises(ValueError, match="the name of its file"), pc.timeline(""):
+        pass
+
+
+def test_timeline_of_several_processes_to_a_device_makes_no_file():
+    made = Timeline(os.devnull)
+    made.add_rank(1, alone=False)
+    assert str(made.path()) == os.devnull
+
+
 def test_timeline_merge_joins_files_and_refuses_others(tmp_path, capsys, monkeypatch):
     (comm,) = pc.local_group(1)
     files = []
@@ -185,6 +196,7 @@ def test_timeline_merge_joins_files_and_refuses_others(tmp_path, capsys, monkeyp
     assert "of 2 files" in capsys.readouterr().out
     deep = "[" * 100_000
     bad = {"a.json": "{}", "b.json": "no json", "c.json": "[]", "d.json": deep}
+    bad["e.json"] = '{"traceEvents": [1]}'
     for wrong, content in bad.items():
         (tmp_path / wrong).write_text(content)
         assert main(["timeline", "merge", str(tmp_path / wrong), "-o", str(target)]) == 2
