@@ -183,6 +183,14 @@ def test_reduce_and_gather_join_the_rows_of_all_replicas(strategy, op):
     np.testing.assert_allclose(total, [sum(range(n)) / scale, 2.0 * n / scale])
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+def test_reduce_sum_of_bools_raises_and_their_mean_counts(strategy, axis):
+    bools = strategy.run(lambda: tf.constant([True, False]))
+    with pytest.raises(TypeError, match="needs numbers, got bool"):
+        strategy.reduce("sum", bools, axis)
+    assert np.mean(strategy.reduce("mean", bools, axis).numpy()) == 0.5
+
+
 def test_reduce_wrong_arguments_raise(strategy):
     x = strategy.run(lambda: tf.constant([1.0]))
     with pytest.raises(TypeError):
