@@ -122,8 +122,8 @@ def test_debug_trace_describes_groups_and_calls(run_on, monkeypatch):
 def test_wrong_debug_level_raises_before_the_rendezvous(run_on, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "LOUD")
     status, _, err = run_on(2, "")
-    assert status == 1
-    assert "RendezvousError: PYCOLLECTIVE_DEBUG='LOUD' is not INFO or TRACE" in err
+    assert status in (1, 2)  # 2: from `pycollective run`, which starts no rank
+    assert "PYCOLLECTIVE_DEBUG='LOUD' is not INFO or TRACE" in err
 
 
 @fast_on("shm")
