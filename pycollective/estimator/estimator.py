@@ -196,7 +196,7 @@ class Estimator:
         ValueError
             Both numbers are given, a number is not positive, or the input has no batch.
         NanLossDuringTrainingError
-            The loss is NaN. The last checkpoint stays.
+            The loss is NaN. Under a `ParameterServerStrategy` this is noticed at the end of training.
         """
         hooks = checked_hooks(hooks)
         if steps is not None and max_steps is not None:
@@ -305,7 +305,7 @@ class Estimator:
     ) -> Iterator[Any]:
         """Yield the predictions of each example, as arrays; labels of the input are ignored.
 
-        The model function runs in this thread, without replicas.
+        The model function runs without replicas.
 
         Parameters
         ----------
@@ -418,7 +418,7 @@ def _restore(model: StepModel, path: str | None) -> None:
 
 
 def _outside_scopes(function: Callable[..., _Result], *args: Any) -> _Result:
-    """Call a function in a thread that is in no strategy's scope, as hooks of a training are."""
+    """Call a function outside of the scope of the training whose hook calls it, if there is one."""
     if not has_strategy():
         return function(*args)
     with ThreadPoolExecutor(1) as thread:
@@ -506,8 +506,7 @@ class _Training(Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._step = self._begun + batch + 1
         self._loss = (logs or {}).get("loss", self._loss)
-        if self._loss is not None and np.isnan(self._loss):
-            raise NanLossDuringTrainingError
+        self._check_loss()
         if self._hooks.after({"loss": self._loss, "global_step": self._step}):
             self.model.stop_training = True
         if not self._known and ModeKeys.TRAIN in self.model.first:
@@ -521,6 +520,10 @@ class _Training(Callback):
             self._logged_step, self._logged_at = self._step, now
         if self._save_is_due():
             self._save()
+
+    def _check_loss(self) -> None:
+        if self._loss is not None and np.isnan(self._loss):
+            raise NanLossDuringTrainingError
 
     def _add_hooks_of_spec(self) -> None:
         spec: EstimatorSpec = self.model.first[ModeKeys.TRAIN]
@@ -555,9 +558,10 @@ class _Training(Callback):
             model.stop_training = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._loss = (logs or {}).get("loss", self._loss)
+        self._check_loss()  # under a ParameterServerStrategy, the loss is not known earlier
         if self._saved_step != self._step:
             self._save()
-        self._loss = (logs or {}).get("loss", self._loss)
         _log.info("Loss for final step: %s.", self._loss)
         self._hooks.end()
         for listener in self._listeners:

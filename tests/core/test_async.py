@@ -451,3 +451,9 @@ def test_wait_releases_the_arrays_of_the_call(on_ranks):
         return alive() is None
 
     assert on_ranks(local_group(2, timeout=30), work) == [True, True]
+
+
+def test_wait_for_more_seconds_than_a_float_holds_is_without_a_limit():
+    (comm,) = pc.local_group(1)
+    work = comm.all_reduce(np.ones(3), async_op=True)
+    assert work.wait(10**400).tolist() == [1, 1, 1]

@@ -176,6 +176,17 @@ def test_eval_distribute_may_be_another_strategy(tmp_path):
     assert result["loss"] == pytest.approx(again["loss"], rel=1e-5)
 
 
+def test_nan_loss_raises_and_is_not_saved(tmp_path, strategy):
+    estimator = make(tmp_path, strategy)
+
+    def broken():
+        return tf.data.Dataset.from_tensor_slices(({"x": X * np.nan}, Y)).batch(10).repeat()
+
+    with pytest.raises(tf.estimator.NanLossDuringTrainingError):
+        estimator.train(broken, steps=4)
+    assert estimator.latest_checkpoint() is None
+
+
 def test_input_context_counts_replicas_and_pipelines(tmp_path):
     seen = []
 
