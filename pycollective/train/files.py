@@ -140,7 +140,7 @@ def is_complete(path: str) -> bool:
     Raises
     ------
     UnreadableCheckpointError
-        The index has another version of the format, or may not be read.
+        The index has a newer version of the format, or may not be read.
     """
     try:
         index = _read_index(path)

@@ -128,8 +128,11 @@ class CheckpointManager:
         for path in recorded:
             with contextlib.suppress(UnreadableCheckpointError):  # neither counted nor deleted
                 complete += [path] * is_complete(path)
+        if not complete:
+            return
+        oldest = recorded.index(complete[-self._max_to_keep :][0])
         # An interrupted call has left files without an index.
-        old = [path for path in recorded if not has_index(path)] + complete[: -self._max_to_keep]
+        old = [path for path in recorded[:oldest] if path in complete or not has_index(path)]
         remove_checkpoints(self._directory, old)
 
     def restore_or_initialize(self) -> str | None:
