@@ -7,11 +7,10 @@ network.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import os
 import secrets
 import socket
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,25 @@ _SECRETS = ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INS
 _BYTES = 256  # for a host's name, and for an address with a secret
 
 
-@functools.cache
-def worker_0(size: int) -> str:
+_agreed: dict[int, tuple[str, str]] = {}
+"""Worker 0's address, and the secret that it has made or an empty text, by the number of processes."""
+
+
+def worker_0(size: int, environ: Mapping[str, str]) -> str:
     """Return worker 0's address; a collective call of all processes, made once.
 
-    Unless worker 0 has a secret or ``PYCOLLECTIVE_INSECURE``, it makes a secret for all processes,
-    which becomes ``PYCOLLECTIVE_SECRET``.
+    Unless worker 0 has a secret or ``PYCOLLECTIVE_INSECURE`` in ``environ``, it makes a secret for all
+    processes. That becomes ``PYCOLLECTIVE_SECRET`` in ``environ``.
     """
+    if size not in _agreed:
+        _agreed[size] = _asked(size, environ)
+    address, secret = _agreed[size]
+    if secret and isinstance(environ, MutableMapping):
+        environ["PYCOLLECTIVE_SECRET"] = secret
+    return address
+
+
+def _asked(size: int, environ: Mapping[str, str]) -> tuple[str, str]:
     try:
         mpi = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError):  # mpi4py without an MPI library
@@ -45,13 +56,11 @@ def worker_0(size: int) -> str:
     said = np.zeros(_BYTES, np.uint8)
     if world.rank == 0:
         address = reserved_address(_own_address([_text(name) for name in names]))
-        secret = "" if any(name in os.environ for name in _SECRETS) else secrets.token_hex(32)
+        secret = "" if any(name in environ for name in _SECRETS) else secrets.token_hex(32)
         said = _padded(f"{address} {secret}")
     world.Bcast(said, 0)
     address, _, secret = _text(said).partition(" ")
-    if secret:
-        os.environ["PYCOLLECTIVE_SECRET"] = secret
-    return address
+    return address, secret
 
 
 def _own_address(hosts: list[str]) -> str:
@@ -61,7 +70,10 @@ def _own_address(hosts: list[str]) -> str:
             with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as sock:
                 sock.connect((other, 9))  # sends nothing, but determines the local address
                 return str(sock.getsockname()[0])
-    return socket.gethostbyname(hosts[0])
+    try:
+        return socket.gethostbyname(hosts[0])
+    except OSError as error:
+        raise LookupError(f"the address of {hosts[0]} is not known: {error.strerror}") from None
 
 
 def _padded(text: str) -> Any:

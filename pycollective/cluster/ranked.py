@@ -174,7 +174,7 @@ class _MPIClusterResolver(RankedClusterResolver):
         local = [name for name in self.local_sizes if name in self._environ]
         if size > 1 and not any(self._number(name, 1) == size for name in local):
             try:
-                return over_mpi.worker_0(size)
+                return over_mpi.worker_0(size, self._environ)
             except LookupError as error:
                 raise ValueError(
                     f"{self.launcher} does not tell the address of worker 0, and its {size} processes "

@@ -121,7 +121,7 @@ SOURCES = (
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
         _in_a_slurm_step,
         lambda env: SlurmClusterResolver(environ=env),
-        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES"),
     ),
     _launcher(ranked.PMIClusterResolver),
     Source(
@@ -205,6 +205,17 @@ def overlooked_variables(environ: Mapping[str, str]) -> list[str]:
         f"{_several(environ, name)}, but {launcher} gives no address of rank 0: set "
         f"PYCOLLECTIVE_RANK, PYCOLLECTIVE_SIZE and PYCOLLECTIVE_ADDRESS; {_ALONE}"
         for name, launcher in _OTHER_SIZES.items()
+        if _count(environ, name) > 1
+    ]
+
+
+def other_launchers(environ: Mapping[str, str]) -> list[str]:
+    """Return texts about the launchers that have started this process as one of several."""
+    return [
+        f"{source.name} has started this process as one of several ({name}={environ[name]})"
+        for source in sources_of_environment(environ)
+        if source.name in _COMMANDS
+        for name in source.sizes[:1]
         if _count(environ, name) > 1
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import math
 import os
 import select
@@ -27,7 +28,10 @@ from pycollective.errors import CollectiveError, UnavailableError
 from pycollective.launch.description import Description
 from pycollective.launch.handshake import Channel, HandshakeError, Refused
 from pycollective.launch.handshake_server import HANDSHAKE_SECONDS, Enter, HandshakeServer
+from pycollective.launch.leader import LOG_EVERY
 from pycollective.launch.sockets import Sockets, inherited
+
+_log = logging.getLogger("pycollective")
 
 PURPOSE = "parameter servers"
 SECONDS = 600.0
@@ -445,6 +449,7 @@ def link_to(
     sockets = Sockets(Description.of_environment(None, 0, 1, [address]))
     seconds = JOIN_SECONDS if seconds is None else seconds
     deadline, pause = time.monotonic() + seconds, 0.001
+    log_at = time.monotonic() + LOG_EVERY
     hello = {"purpose": PURPOSE, "task": own_task, "run": run, "address": own_address}
 
     def connected(hello: dict[str, Any], until: float) -> Channel:
@@ -476,5 +481,8 @@ def link_to(
                     f"{own_task} did not reach {task} at {address} within {seconds:g} s: {error}. Start "
                     "the same program as that task, with its own task in TF_CONFIG"
                 ) from None
+            if now >= log_at:
+                _log.warning("%s still tries to reach %s at %s: %s", own_task, task, address, error)
+                log_at = now + LOG_EVERY
             time.sleep(min(pause, deadline - now))
             pause = min(1.3 * pause, 1.0)

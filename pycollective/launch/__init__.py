@@ -247,12 +247,12 @@ def rendezvous(
     about = Description.of_environment(env, rank, size, addresses)
     about.least, about.patience, about.admissions = least, patience, admissions
     about.ended = Ended.of_environment(env, size, addresses[0])
-    group, name, how, host = tcp.connect(about, join_timeout)
+    group, name, how, hosts = tcp.connect(about, join_timeout)
     if about.ended is not None:
         about.ended.has_connected(rank)
         about.ended = None  # from now on the connections show which ranks have ended
     choices = about.choices.get(group.transport, [])
-    factory = tcp.Addresses(about, host, group)
+    factory = tcp.Addresses(about, hosts, group)
     communicator = Communicator(group, about.rank, timeout, factory, choices=choices)
     trust = "authenticated" if about.secret else "without a secret"
     trust += ", control in TLS" if about.tls and about.size > 1 else ""

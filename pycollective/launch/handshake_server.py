@@ -126,11 +126,13 @@ class HandshakeServer:
             return self._tls.accept(
                 connection, deadline, lambda sock: self._replace(connection, sock)
             )
-        why = "this rank does not use TLS" if begins_tls else "this rank uses TLS"
+        there, here = ("uses", "does not") if begins_tls else ("does not use", "does")
         refuse(
-            connection, f"{why}: set PYCOLLECTIVE_TLS_CERT, _KEY and _CA on all ranks, or on none"
+            connection,
+            f"this rank {there} TLS, and the other side {here}: set PYCOLLECTIVE_TLS_CERT, _KEY and "
+            "_CA on all ranks, or on none",
         )
-        raise HandshakeError(f"{why}, and the other one {'does' if begins_tls else 'does not'}")
+        raise HandshakeError(f"the other side {there} TLS, and this rank {here}")
 
     def _replace(self, connection: socket.socket, sock: socket.socket) -> None:
         """Register the TLS socket of a connection, which `close` then shuts down."""

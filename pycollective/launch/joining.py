@@ -96,15 +96,17 @@ class Joining:
             self.store.close()
             self.store = None
 
-    def group(self) -> tuple[_core.Group, str, str, str]:
+    def group(self) -> tuple[_core.Group, str, str, list[str]]:
         """Do the rendezvous.
 
         Returns
         -------
         group : Group
             The core's group.
-        name, transport, address : str
-            Its random name, its transport in words, and an address of this rank.
+        name, transport : str
+            Its random name, and its transport in words.
+        hosts : list of str
+            The address at which this rank listens, and those by which it reaches the others, by rank.
         """
         try:
             while True:
@@ -117,7 +119,9 @@ class Joining:
                     self.peers.sockets.close()
                     self._leave_store()  # a later failure is local to its rank
                     group, how = self.peers.group(hosts, shared)
-                    return group, self.peers.name, how, self.peers.places[0][0]
+                    known = self.peers.hosts
+                    known[self.about.rank] = self.peers.places[0][0]
+                    return group, self.peers.name, how, known
                 except BrokenError as error:
                     if not self.elastic:
                         raise

@@ -17,6 +17,7 @@ from signal import Signals
 from typing import Any
 
 from pycollective import _core, tuning
+from pycollective.cluster.sources import other_launchers
 from pycollective.environment import arena_bytes
 from pycollective.launch import cores, ended
 from pycollective.launch.description import (
@@ -240,6 +241,11 @@ def run(
     group = group or new_group(transport, size)
     if "TF_CONFIG" in os.environ:
         _report("TF_CONFIG is removed from the ranks' environment: it describes another group")
+    for text in other_launchers(os.environ):
+        _report(
+            f"{text}, and the ranks started here are a group of their own. To make one group of all "
+            "processes, start the program without pycollective run"
+        )
     shares = cores.shares(size) if bind == "cores" else []
     received: list[int] = []
     is_ending = threading.Event()

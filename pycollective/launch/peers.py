@@ -22,7 +22,7 @@ from pycollective.launch.handshake_server import (
     HandshakeServer,
 )
 from pycollective.launch.members import int_of, places_of
-from pycollective.launch.sockets import Sockets, is_unspecified
+from pycollective.launch.sockets import Sockets, is_loopback, is_unspecified
 
 _log = logging.getLogger("pycollective")
 
@@ -65,6 +65,7 @@ class Peers:
         self.begin()
         self.sockets = Sockets(about)
         self.places: list[tuple[str, int]] = []  # this rank's addresses for peers, by interface
+        self.hosts: list[str] = []  # the ranks' addresses, as this rank reaches them
         self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
         key, host = self.sockets.key, about.host_id
         self.claim = digest(key, "host", host) if host else ""
@@ -93,9 +94,13 @@ class Peers:
         return self._about.title(self._about.rank if rank is None else rank)
 
     def serve(self, sock: socket.socket, address: str, enter: Enter) -> HandshakeServer:
-        """Serve a socket; peers use ``address`` if the socket listens at all of this host's."""
+        """Serve a socket; peers use ``address`` if the socket listens at all of this host's.
+
+        A loopback address would lead peers on other hosts to themselves. They use the address by
+        which they have reached rank 0, which is on this host.
+        """
         server = self.sockets.serve(sock, enter, self._about.size * self.streams)
-        if is_unspecified(server.address[0]):
+        if is_unspecified(server.address[0]) and not is_loopback(address):
             server.address = address, server.address[1]
         return server
 
@@ -161,12 +166,13 @@ class Peers:
             if not isinstance(place, list) or len(place) != 5:
                 raise HandshakeError("rank 0 sent a table without addresses")
             host = str(place[0])
-            if rank == 0 and is_unspecified(host):  # rank 0 listens at all addresses
+            if is_unspecified(host):  # a rank on rank 0's host listens at all addresses
                 host = first
             first_place = host, int_of({"port": place[1]}, "port", 1, 65535)
             places.append([first_place, *places_of({"more": place[4]}, "more")])
             if place[2] == self.claim != "":
                 near[rank] = str(place[3])
+        self.hosts = [of_rank[0][0] for of_rank in places]
         self._places, self._note = places, str(table.get("note", ""))
         self._near = near
         with self._changed:

@@ -15,8 +15,17 @@ from pycollective.launch.handshake import Channel, introduce, key_of
 from pycollective.launch.handshake_server import MAX_HANDSHAKES, Enter, HandshakeServer
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return True for an address that a host has for itself."""
     return ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+def _is_local(host: str) -> bool:
+    """Return True for an address or a name that means loopback on every host."""
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return host.split(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback")
 
 
 def is_unspecified(address: str) -> bool:
@@ -24,8 +33,11 @@ def is_unspecified(address: str) -> bool:
     return address in ("0.0.0.0", "::")
 
 
-def _cannot_listen(about: Description, error: OSError) -> RendezvousError:
-    host, port = about.own or (about.host, about.port)
+def _everywhere(family: Any) -> str:
+    return "::" if family == socket.AF_INET6 else "0.0.0.0"
+
+
+def _cannot_listen(about: Description, host: str, port: int, error: OSError) -> RendezvousError:
     return RendezvousError(
         f"rank {about.rank} cannot listen at {host}:{port}, its own address: {error.strerror}. "
         "Another process may use the address: a second task, or an earlier one that still runs"
@@ -82,7 +94,7 @@ class Sockets:
 
     def allow(self, address: str) -> None:
         """Raise RendezvousError if an address is beyond loopback and the group needs a secret."""
-        if not self.about.secret and not self.about.insecure and not _is_loopback(address):
+        if not self.about.secret and not self.about.insecure and not is_loopback(address):
             raise RendezvousError(
                 f"{address} is not a loopback address, and there is no secret. Set "
                 "PYCOLLECTIVE_SECRET (or PYCOLLECTIVE_SECRET_FILE) to the same long random text on "
@@ -126,37 +138,50 @@ class Sockets:
         return sock
 
     def listen_for_peers(self, address: str) -> socket.socket:
-        """Return a socket that listens at this rank's address in the description, else at ``address``.
+        """Return a socket that listens at this rank's address in the description.
 
-        The description may have a name that resolves to a loopback address, or to that of a proxy.
-        Then the rank listens at all addresses of this host. A literal loopback address means that all
-        ranks are on this host.
+        If there is none, it listens at any port of ``address``, from which this rank has reached
+        rank 0.
         """
-        if self.about.own is None:
-            return self.listen(address)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        host, port = self.about.own
-        try:
-            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-            own = str(found[0][4][0])
-            if own in (address, host) or not _is_loopback(own):
-                return self._listen(family, (own, port))
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
-                raise _cannot_listen(self.about, error) from None
-        everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
-        self.allow(everywhere)
-        try:
-            return self._listen(family, (everywhere, port))
-        except OSError as error:
-            raise _cannot_listen(self.about, error) from None
+        if self.about.own is not None:
+            return self._listen_at(family, *self.about.own)
+        if self._is_for_this_host_only(self.about.host, address):
+            address = _everywhere(family)
+        return self._listen(family, (address, 0))
 
     def listen_at_own_address(self) -> socket.socket:
         """Return a socket that listens at rank 0's address; called at rank 0 only."""
-        family, address = self.resolve()
-        if self.about.own is None:
-            return self._listen(family, address)
-        return self.listen_for_peers(str(address[0]))
+        family, _ = self.resolve()
+        return self._listen_at(family, *(self.about.own or (self.about.host, self.about.port)))
+
+    def _is_for_this_host_only(self, host: str, address: str) -> bool:
+        """Return True if other hosts find another address under the name ``host`` than this one does.
+
+        Debian gives each host's own name a loopback address, such as 127.0.1.1. Without a secret, all
+        ranks are on this host.
+        """
+        may_leave = self.about.secret or self.about.insecure
+        return bool(may_leave) and is_loopback(address) and not _is_local(host)
+
+    def _listen_at(self, family: Any, host: str, port: int) -> socket.socket:
+        """Return a socket that listens at an address of the description.
+
+        If the name means a loopback address or a proxy, it listens at all addresses of this host.
+        """
+        try:
+            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+            address = found[0][4]
+            if not self._is_for_this_host_only(host, str(address[0])):
+                return self._listen(family, address)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
+                raise _cannot_listen(self.about, host, port, error) from None
+        self.allow(_everywhere(family))
+        try:
+            return self._listen(family, (_everywhere(family), port))
+        except OSError as error:
+            raise _cannot_listen(self.about, host, port, error) from None
 
     def connected(
         self, family: Any, address: Any, deadline: float, source: str = ""

@@ -12,6 +12,7 @@ from pycollective.errors import RendezvousError
 from pycollective.launch.description import Description
 from pycollective.launch.handshake import HandshakeError, SecretsDifferError
 from pycollective.launch.joining import Joining
+from pycollective.launch.sockets import is_unspecified
 
 _ABOUT_SECRETS = {
     True: ". All ranks need the same PYCOLLECTIVE_SECRET",
@@ -22,7 +23,7 @@ _ABOUT_SECRETS = {
 
 def connect(
     about: Description, seconds: float, old: _core.Group | None = None
-) -> tuple[_core.Group, str, str, str]:
+) -> tuple[_core.Group, str, str, list[str]]:
     """Do the rendezvous.
 
     For a split, ``old`` is the group that is split.
@@ -31,8 +32,10 @@ def connect(
     -------
     group : Group
         The core's group.
-    name, transport, address : str
-        Its random name, its transport in words, and an address of this rank.
+    name, transport : str
+        Its random name, and its transport in words.
+    hosts : list of str
+        The address at which this rank listens, and those by which it reaches the others, by rank.
 
     Raises
     ------
@@ -40,7 +43,7 @@ def connect(
         If ranks are missing, fail the handshake, or report an error; if ``old`` fails.
     """
     if about.size == 1:
-        return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
+        return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", [about.host]
     try:
         with contextlib.closing(Joining(about, seconds, old)) as joining:
             return joining.group()
@@ -59,21 +62,23 @@ def connect(
 
 
 class Addresses:
-    """The factory of splits over TCP, whose ranks make a rendezvous at their first rank."""
+    """The factory of splits over TCP, whose ranks make a rendezvous at their first rank.
 
-    def __init__(self, about: Description, host: str, group: _core.Group) -> None:
+    ``hosts`` are the ranks' addresses, as `connect` returns them.
+    """
+
+    def __init__(self, about: Description, hosts: list[str], group: _core.Group) -> None:
         self._about = about
-        self._host = host
+        self._hosts = hosts
         self._group = group
         self._listener: socket.socket | None = None
 
     def offer(self, size: int) -> tuple[str, int]:
         """Listen for the ranks of a split; return the address."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        self._listener = socket.create_server(
-            (self._host, 0), family=family, backlog=min(size, 1024)
-        )
-        return self._host, self._listener.getsockname()[1]
+        host = self._hosts[self._about.rank]
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=min(size, 1024))
+        return host, self._listener.getsockname()[1]
 
     def accept(
         self, offer: tuple[str, int], rank: int, members: Sequence[int], seconds: float
@@ -85,6 +90,8 @@ class Addresses:
             listener.close()
             listener = None
         host, port = offer
+        if is_unspecified(host) and rank > 0:  # the first rank listens at all of its addresses
+            host = self._hosts[members[0]]
         about = dataclasses.replace(
             self._about,
             rank=rank,
@@ -92,11 +99,11 @@ class Addresses:
             host=host,
             port=port,
             listener=listener.detach() if listener else -1,
-            own=None,
+            own=(self._hosts[self._about.rank], 0) if rank else None,
             least=0,  # a split needs all of its ranks
             patience=0.0,
             admissions=None,
             known_as=tuple(members),
         )
-        group, _, _, own = connect(about, min(seconds, 300.0), self._group)
-        return group, Addresses(about, own if size > 1 else self._host, group)
+        group, _, _, hosts = connect(about, min(seconds, 300.0), self._group)
+        return group, Addresses(about, hosts, group)

@@ -295,6 +295,7 @@ ALONE = "to run this process alone, set PYCOLLECTIVE_RANK=0 and PYCOLLECTIVE_SIZ
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2 means .* PMI_RANK is not set: start .* with mpiexec"),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "SLURM_NTASKS=4 means several processes, but "
          "SLURM_STEP_NUM_TASKS is not set: start the program with srun"),
+        ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES=2 means several processes, but "),
         ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 means .* PET_NODE_RANK is not set: set the missing"),
         ({"SM_HOSTS": '["a", "b"]'}, "SM_HOSTS=.* means .* SM_CURRENT_HOST is not set"),
         ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX is set, as in an indexed job of several "

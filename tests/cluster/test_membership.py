@@ -214,23 +214,25 @@ def test_membership_mpi_broadcasts_the_address_of_worker_0(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     for name in ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE"):
         monkeypatch.delenv(name, raising=False)
-    over_mpi.worker_0.cache_clear()
+    over_mpi._agreed.clear()
     monkeypatch.setenv("PYCOLLECTIVE_SECRET", "")  # so that monkeypatch removes it in the end
     monkeypatch.delenv("PYCOLLECTIVE_SECRET")
     try:
-        address = over_mpi.worker_0(2)
-        assert over_mpi.worker_0(2) == address  # MPI is asked once
+        address = over_mpi.worker_0(2, os.environ)
+        assert over_mpi.worker_0(2, os.environ) == address  # MPI is asked once
         host, port = address.split(":")
         assert host == "127.0.0.1"
         assert 0 < int(port) < 65536
         secret = os.environ["PYCOLLECTIVE_SECRET"]
         assert world.said == f"{address} {secret}"
         assert len(secret) == 64
-        over_mpi.worker_0.cache_clear()
-        over_mpi.worker_0(2)
+        assert over_mpi.worker_0(2, mapping := {}) == address
+        assert mapping == {"PYCOLLECTIVE_SECRET": secret}
+        over_mpi._agreed.clear()
+        over_mpi.worker_0(2, os.environ)
         assert os.environ["PYCOLLECTIVE_SECRET"] == secret
         assert world.said.endswith(" ")
         with pytest.raises(LookupError, match="mpi4py sees 2 of the processes"):
-            over_mpi.worker_0(3)
+            over_mpi.worker_0(3, os.environ)
     finally:
-        over_mpi.worker_0.cache_clear()
+        over_mpi._agreed.clear()

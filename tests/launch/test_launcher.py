@@ -529,6 +529,19 @@ def test_ranks_do_not_see_the_cluster_that_the_launcher_is_in(tmp_path):
     )
 
 
+def test_launcher_in_a_process_of_mpirun_reports_that_its_group_is_another_one(tmp_path):
+    """Each of the two processes of mpirun would compute alone with its ranks."""
+    environment = {**ENVIRONMENT, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    process = start(tmp_path, 1, "print('runs')", env=environment)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "runs\n")
+    assert err == (
+        "pycollective run: Open MPI has started this process as one of several "
+        "(OMPI_COMM_WORLD_SIZE=2), and the ranks started here are a group of their own. To make one "
+        "group of all processes, start the program without pycollective run\n"
+    )
+
+
 def test_launcher_under_nohup_ignores_the_end_of_its_terminal(tmp_path):
     script = "import time; time.sleep(2); print('finished')"
     process = subprocess.Popen(

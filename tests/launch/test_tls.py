@@ -279,7 +279,7 @@ def members_or_refused(environments):
             marks=pytest.mark.slow,
         ),
         (("theirs", "ours"), "the other side refuses this rank's certificate .*unknown ca"),
-        (None, "this rank uses TLS"),
+        (None, "this rank does not use TLS, and the other side does: set PYCOLLECTIVE_TLS"),
     ],
 )
 def test_tls_untrusted_certificate_is_refused(on_ranks, monkeypatch, certificates, others, why):
@@ -422,7 +422,7 @@ def test_links_are_tried_in_tls(on_ranks, certificates):
     with_tls = True, False
     (kind, text) = on_ranks(range(2), tried)[1].links[1, 0]
     assert kind == "turned away"
-    assert text.startswith("this rank uses TLS: set PYCOLLECTIVE_TLS_CERT")
+    assert text.startswith("this rank does not use TLS, and the other side does: set PYCOLLECTIVE")
     assert protection({"PYCOLLECTIVE_SECRET": SECRET, **certificates()}).endswith("in TLS")
 
 
