@@ -17,9 +17,7 @@ from pycollective.nn import (
     mish,
     relu6,
     selu,
-    sigmoid,
     silu,
-    softmax,
     softplus,
     softsign,
     tanh,
@@ -97,12 +95,43 @@ def relu(
     return ops.where(above, high, (values - threshold) * negative_slope)
 
 
+def softmax(x: Any, axis: int = -1) -> Tensor:
+    """Return ``exp(x)`` divided by their sum along ``axis``; losses of the result use ``x`` itself."""
+    return _with_logits("softmax", nn.softmax(x, axis), x, axis)
+
+
+def sigmoid(x: Any) -> Tensor:
+    """Return ``1 / (1 + exp(-x))``; losses of the result use ``x`` itself."""
+    return _with_logits("sigmoid", nn.sigmoid(x), x, -1)
+
+
+def _with_logits(name: str, probabilities: Tensor, x: Any, axis: int) -> Tensor:
+    if probabilities.__class__ is Tensor:
+        probabilities._logits = name, as_tensor(x), axis
+    return probabilities
+
+
+def logits_of(predicted: Tensor, name: str, axis: int = -1) -> Tensor | None:
+    """Return the argument of the activation ``name`` along ``axis``, if it computed ``predicted``."""
+    made = getattr(predicted, "_logits", None)
+    if made is None or made[0] != name:
+        return None
+    ndim, logits = predicted.ndim, made[1]
+    return logits if name == "sigmoid" or (made[2] - axis) % ndim == 0 else None
+
+
 _KNOWN: dict[str, Any] = {
     name: globals()[name] for name in __all__ if name not in ("deserialize", "get", "serialize")
 }
 _KIND = Kind("activation", _KNOWN, "a callable(tensor)")
 #: Functions of other packages, each with the equal activation that layers recognize.
-_SAME = {nn.relu: relu, nn.leaky_relu: leaky_relu, ops.exp: exponential}
+_SAME = {
+    nn.relu: relu,
+    nn.leaky_relu: leaky_relu,
+    nn.sigmoid: sigmoid,
+    nn.softmax: softmax,
+    ops.exp: exponential,
+}
 _NAMES = {function: name for name, function in reversed(_KNOWN.items())}
 
 

@@ -86,11 +86,13 @@ class Tensor(Operators):
     elements; tensors hash by identity.
     """
 
-    __slots__ = ("__weakref__", "_key", "array")
+    __slots__ = ("__weakref__", "_key", "_logits", "array")
 
     array: Array
     #: The number by which tapes identify this tensor; 0 until a tape tracks it.
     _key: int
+    #: For the result of an activation: its name, its argument, and the axis. Other tensors have none.
+    _logits: tuple[str, Tensor, int]
 
     def __init__(self, array: Array) -> None:
         if array.__class__ is not np.ndarray:

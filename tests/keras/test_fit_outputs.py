@@ -473,3 +473,17 @@ def test_loss_as_a_metric_is_reported_by_its_name():
     model.compile("sgd", "mse", metrics=[keras.losses.MeanSquaredError(), named])
     logs = model.evaluate(X, TARGETS, verbose=0, return_dict=True)
     assert set(logs) == {"loss", "mean_squared_error", "distance"}
+
+
+def test_metrics_are_listed_output_by_output():
+    """`evaluate` returns a list, which programs read by position."""
+    inputs = keras.Input((4,))
+    ends = [keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")]
+    model = keras.Model(inputs, ends)
+    model.compile("sgd", ["mse", "mse"], [1, 2], [["mae"], ["mse"]], [["mae"], []])
+    y = [np.ones((8, 1)), np.zeros((8, 1))]
+    x = np.arange(32.0).reshape(8, 4)
+    names = ["loss", "a_loss", "b_loss", "a_mae", "a_weighted_mae", "b_mse"]
+    logs = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert list(logs) == names
+    assert model.evaluate(x, y, verbose=0) == list(logs.values())

@@ -327,3 +327,9 @@ def test_output_shape_of_an_own_layer_keeps_unknown_lengths():
     layer = Padded()
     assert layer.compute_output_shape((None, 5, 3)) == (None, 8, 3)
     assert layer.compute_output_shape((4, None, 3)) == (None, None, 3)
+
+
+@pytest.mark.parametrize("name", ["a/b", 3])
+def test_layer_with_an_invalid_name_raises(name):
+    with pytest.raises(ValueError, match="the name of a layer is a text without '/'"):
+        keras.layers.Dense(2, name=name)

@@ -84,7 +84,8 @@ class Own(layers.Dense):
             "BatchNormalization is recorded over the last axis and without synchronized=True only",
         ),
         (lambda: [dense("a", dtype="float64"), dense("b", dtype="float64")], "not replayed yet"),
-        (lambda: [layers.ReLU(), layers.Softmax()], "the layers have no variables"),
+        (lambda: [layers.ReLU(), layers.ELU()], "the layers have no variables"),
+        (lambda: [dense("a", activation="softmax")], "softmax or sigmoid ends it"),
         (lambda: [layers.Dense(1500), layers.Dense(1500)], "9,030,000 bytes, more than 8,388,608"),
     ],
 )

@@ -22,7 +22,14 @@ from pycollective.keras.layers import (
     ReLU,
 )
 from pycollective.keras.layers.layer import training_of_call
-from pycollective.keras.layers.replayed import Replayed, can_replay, is_dropout, obstacle_of
+from pycollective.keras.layers.replayed import (
+    ITS_ARGUMENT,
+    Replayed,
+    can_replay,
+    gives_probabilities,
+    is_dropout,
+    obstacle_of,
+)
 from pycollective.nn.conv import conv2d_relu_max_pool
 from pycollective.tensor import Tensor
 
@@ -203,6 +210,8 @@ def lines_of(steps: Sequence[Any]) -> Iterator[str]:
         names = ", ".join(layer.name for layer in layers)
         operations = [layer for layer in layers if not isinstance(layer, Layer)]
         obstacles = ["it is not a layer"] if operations else list(map(obstacle_of, layers))
+        if gives_probabilities(layers[-1]):
+            obstacles.append(ITS_ARGUMENT)
         obstacle = next(filter(None, obstacles), "no layer beside it can be recorded")
         yield names
         if not operations and any(len([*layer._flatten_layers()]) > 1 for layer in layers):
@@ -219,10 +228,12 @@ def with_replays(steps: Sequence[Any]) -> list[Any]:
     joined: list[Any] = []
     for fits, found in itertools.groupby(steps, lambda s: is_dropout(s) or _can_replay(s)):
         group = list(found)
+        group, last = _last_apart(group)
         if fits and any(map(is_dropout, group)) and sum(map(_can_replay, group)) > 1:
             joined.append(AroundDropout(group))
         else:
             joined += _joined(group)
+        joined += last
     return joined
 
 
@@ -230,12 +241,20 @@ def _can_replay(step: Any) -> bool:
     return all(map(can_replay, _layers_of(step)))
 
 
+def _last_apart(steps: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the steps; the last one is in a list of its own if it gives probabilities."""
+    apart = steps and gives_probabilities(_layers_of(steps[-1])[-1])
+    return (steps[:-1], steps[-1:]) if apart else (steps, [])
+
+
 def _joined(steps: Sequence[Any]) -> list[Any]:
     joined: list[Any] = []
     for replays, found in itertools.groupby(steps, _can_replay):
         group = list(found)
+        group, last = _last_apart(group)
         if replays and len(group) > 1:
             joined.append(Replayed(group, [layer for step in group for layer in _layers_of(step)]))
         else:
             joined += group
+        joined += last
     return joined

@@ -88,6 +88,7 @@ _MOST_OF_MEMORY = 32 << 20
 #: Reasons why steps are called from Python.
 _OTHER_GRADIENTS = "the program needs other gradients than the recorded ones"
 _OTHER_BITS = "a replay gave other bits"
+ITS_ARGUMENT = "softmax or sigmoid ends it, and losses need their argument"
 _NOT_ON_HOST = "an array is not in the memory of the host"
 
 #: The folder of this package; the frames of its functions are not the program's.
@@ -123,6 +124,15 @@ def obstacle_of(layer: Layer) -> str:
 def can_replay(layer: Layer) -> bool:
     """Return True if a layer's output is a function of its input and variables that kernels compute."""
     return not obstacle_of(layer)
+
+
+def gives_probabilities(layer: Layer) -> bool:
+    """Return True if a layer ends with softmax or sigmoid, whose argument losses need.
+
+    A replay returns no internal arrays. So such a layer does not end a record.
+    """
+    last = getattr(layer, "activation", None)
+    return type(layer) is Softmax or last in (activations.softmax, activations.sigmoid)
 
 
 def is_dropout(layer: Any) -> bool:
@@ -279,6 +289,8 @@ class Replayed:
             obstacle = obstacle_of(layer) if layer.built else "it is not built"
             if obstacle and (self._in_training or not (layer.built and is_dropout(layer))):
                 return f"{layer.name}: {obstacle}"
+        if gives_probabilities(self._layers[-1]):
+            return f"{self._layers[-1].name}: {ITS_ARGUMENT}"
         if not variables:
             return "the layers have no variables"
         for variable in variables:

@@ -6,6 +6,7 @@ A function raises ``ValueError`` if the shapes of labels and predictions do not 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from pycollective import nn
 from pycollective.array_backend import on_host
+from pycollective.keras.activations import logits_of
 from pycollective.keras.backend import epsilon
 from pycollective.keras.losses.loss import matched
 from pycollective.nn.losses import losses_of_rows
@@ -71,7 +73,8 @@ def sparse_categorical_crossentropy(
             f"ignore_class={ignore_class} is not supported; give the examples of that class the "
             "sample_weight 0, and any valid label"
         )
-    predicted = _classes_last(as_tensor(y_pred), axis)
+    y_pred, from_logits = _logits_if_known(y_pred, "softmax", from_logits, axis)
+    predicted = _classes_last(y_pred, axis)
     labels, shape = as_tensor(y_true).array, predicted.array.shape
     if labels.ndim == len(shape) and labels.ndim > 0 and labels.shape[-1] == 1:
         labels = labels[..., 0]
@@ -131,6 +134,7 @@ def categorical_crossentropy(
     axis : int
         The axis of the classes.
     """
+    y_pred, from_logits = _logits_if_known(y_pred, "softmax", from_logits, axis)
     true, predicted = (_classes_last(value, axis) for value in matched(y_true, y_pred))
     if label_smoothing:
         true = true * (1.0 - label_smoothing) + label_smoothing / true.shape[-1]
@@ -162,6 +166,7 @@ def binary_crossentropy(
     axis : int
         The axis of the mean.
     """
+    y_pred, from_logits = _logits_if_known(y_pred, "sigmoid", from_logits)
     true, predicted = matched(y_true, y_pred)
     if label_smoothing:
         true = true * (1.0 - label_smoothing) + 0.5 * label_smoothing
@@ -363,6 +368,27 @@ def _mean_of_last(values: Tensor) -> Tensor:
         return values
     # The mean of no elements would be NaN.
     return ops.reduce_mean(values, axis=-1) if shape[-1] else ops.reduce_sum(values, axis=-1)
+
+
+def _logits_if_known(
+    y_pred: Any, name: str, from_logits: bool, axis: int = -1
+) -> tuple[Tensor, bool]:
+    """Return the logits and True if the activation ``name`` computed the predictions from them.
+
+    The logarithm of a probability near 0 has no accurate value and no gradient. Otherwise return the
+    arguments.
+    """
+    predicted = as_tensor(y_pred)
+    logits = logits_of(predicted, name, axis)
+    if logits is None:
+        return predicted, from_logits
+    if from_logits:
+        warnings.warn(
+            f"from_logits=True, but {name} has computed the predictions: the loss uses the logits that "
+            f"{name} got. Remove the activation, or from_logits=True",
+            stacklevel=3,
+        )
+    return logits, True
 
 
 def _probabilities(values: Tensor) -> Tensor:

@@ -202,7 +202,13 @@ def in_loss_dtype(y_pred: Any, dtype: np.dtype[Any] | None = None) -> Tensor:
         if kind.kind not in "fV" or kind.itemsize >= 4:
             return predicted
         dtype = as_dtype(floatx())
-    return predicted if predicted.array.dtype == dtype else ops.cast(predicted, dtype)
+    if predicted.array.dtype == dtype:
+        return predicted
+    found = ops.cast(predicted, dtype)
+    if (made := getattr(predicted, "_logits", None)) is not None:
+        name, logits, axis = made
+        found._logits = name, ops.cast(logits, dtype), axis
+    return found
 
 
 def same_rank(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:

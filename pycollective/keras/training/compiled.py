@@ -105,12 +105,12 @@ class Compiled:
 
     @property
     def all_metrics(self) -> list[Metric]:
-        """The tracker of the total loss, the trackers of the outputs' losses, and the metrics."""
+        """The tracker of the total loss, those of the outputs' losses, and each output's metrics."""
         outputs = self._outputs or ()
         terms = [term for output in outputs for term in output.losses]
         trackers = [term.tracker for term in terms if term.tracker is not None]
-        given = nest.flatten([self.metrics, self.weighted_metrics])
-        return [self.tracker, *trackers, *(metric for metric in given if metric is not None)]
+        by_output = [(output.metrics, output.weighted_metrics) for output in outputs]
+        return [self.tracker, *trackers, *_flat(by_output or [self.metrics, self.weighted_metrics])]
 
     def reported(self, metric: Metric) -> str:
         """Return a metric's name in logs."""
