@@ -112,12 +112,10 @@ def _with_logits(name: str, probabilities: Tensor, x: Any, axis: int) -> Tensor:
 
 
 def logits_of(predicted: Tensor, name: str, axis: int = -1) -> Tensor | None:
-    """Return the argument of the activation ``name`` along ``axis``, if it computed ``predicted``."""
-    made = getattr(predicted, "_logits", None)
-    if made is None or made[0] != name:
-        return None
-    ndim, logits = predicted.ndim, made[1]
-    return logits if name == "sigmoid" or (made[2] - axis) % ndim == 0 else None
+    """Return the argument of an activation if it is ``name`` along ``axis``, else None."""
+    made, logits, along = predicted._logits
+    fits = made == name and (name == "sigmoid" or (along - axis) % predicted.ndim == 0)
+    return logits if fits else None
 
 
 _KNOWN: dict[str, Any] = {

@@ -329,7 +329,6 @@ def test_output_shape_of_an_own_layer_keeps_unknown_lengths():
     assert layer.compute_output_shape((4, None, 3)) == (None, None, 3)
 
 
-@pytest.mark.parametrize("name", ["a/b", 3])
-def test_layer_with_an_invalid_name_raises(name):
-    with pytest.raises(ValueError, match="the name of a layer is a text without '/'"):
-        keras.layers.Dense(2, name=name)
+def test_layer_with_an_invalid_name_raises():
+    with pytest.raises(ValueError, match="the name of a layer must be a text, not 3"):
+        keras.layers.Dense(2, name=3)

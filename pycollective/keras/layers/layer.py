@@ -163,8 +163,8 @@ class Layer(Described, Holder):
         dtype: Any = None,
         input_shape: Sequence[int | None] | None = None,
     ) -> None:
-        if name is not None and (not isinstance(name, str) or "/" in name):
-            raise ValueError(f"the name of a layer is a text without '/', not {name!r}")
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"the name of a layer must be a text, not {name!r}")
         self._name = unique_name(name_of_class(type(self))) if name is None else name
         self.dtype_policy = policy_of(dtype)
         self.activity_regularizer = regularizers.get(activity_regularizer)

@@ -73,8 +73,9 @@ def sparse_categorical_crossentropy(
             f"ignore_class={ignore_class} is not supported; give the examples of that class the "
             "sample_weight 0, and any valid label"
         )
-    y_pred, from_logits = _logits_if_known(y_pred, "softmax", from_logits, axis)
-    predicted = _classes_last(y_pred, axis)
+    if hasattr(y_pred, "_logits"):
+        y_pred, from_logits = _logits_of(y_pred, "softmax", from_logits, axis)
+    predicted = _classes_last(as_tensor(y_pred), axis)
     labels, shape = as_tensor(y_true).array, predicted.array.shape
     if labels.ndim == len(shape) and labels.ndim > 0 and labels.shape[-1] == 1:
         labels = labels[..., 0]
@@ -134,7 +135,8 @@ def categorical_crossentropy(
     axis : int
         The axis of the classes.
     """
-    y_pred, from_logits = _logits_if_known(y_pred, "softmax", from_logits, axis)
+    if hasattr(y_pred, "_logits"):
+        y_pred, from_logits = _logits_of(y_pred, "softmax", from_logits, axis)
     true, predicted = (_classes_last(value, axis) for value in matched(y_true, y_pred))
     if label_smoothing:
         true = true * (1.0 - label_smoothing) + label_smoothing / true.shape[-1]
@@ -166,7 +168,8 @@ def binary_crossentropy(
     axis : int
         The axis of the mean.
     """
-    y_pred, from_logits = _logits_if_known(y_pred, "sigmoid", from_logits)
+    if hasattr(y_pred, "_logits"):
+        y_pred, from_logits = _logits_of(y_pred, "sigmoid", from_logits)
     true, predicted = matched(y_true, y_pred)
     if label_smoothing:
         true = true * (1.0 - label_smoothing) + 0.5 * label_smoothing
@@ -370,15 +373,14 @@ def _mean_of_last(values: Tensor) -> Tensor:
     return ops.reduce_mean(values, axis=-1) if shape[-1] else ops.reduce_sum(values, axis=-1)
 
 
-def _logits_if_known(
-    y_pred: Any, name: str, from_logits: bool, axis: int = -1
+def _logits_of(
+    predicted: Tensor, name: str, from_logits: bool, axis: int = -1
 ) -> tuple[Tensor, bool]:
     """Return the logits and True if the activation ``name`` computed the predictions from them.
 
     The logarithm of a probability near 0 has no accurate value and no gradient. Otherwise return the
     arguments.
     """
-    predicted = as_tensor(y_pred)
     logits = logits_of(predicted, name, axis)
     if logits is None:
         return predicted, from_logits
