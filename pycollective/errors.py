@@ -96,6 +96,10 @@ class InvalidArgumentError(OpError, ValueError, code=3):
     """An argument has an invalid value."""
 
 
+class InvalidIndexError(InvalidArgumentError, IndexError, code=3):
+    """An index is out of range."""
+
+
 class DeadlineExceededError(OpError, TimeoutError, code=4):
     """The deadline passed before the operation was complete."""
 

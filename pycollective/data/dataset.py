@@ -417,13 +417,16 @@ class Dataset:
 
         With ``num_parallel_calls`` (-1: one for each core) calls longer than 0.1 ms run in threads, and
         the order stays the same. A list that the function returns is a tuple of components, as in
-        TensorFlow. Returned arrays are copied. `element_spec` calls the function with
-        zeros and with other numbers.
+        TensorFlow. Returned arrays are copied. `element_spec`, `padded_batch` and `cache` with a file
+        call the function with zeros and with other numbers.
+
+        The function keeps the values that its variables have now. Objects stay shared: the function
+        sees a change in an array or a list.
 
         A function of rows in memory is called once for a block of rows if the results have the same
         bits. The function must have no effect but its result. It computes each element or moves
-        elements, as ``x / 255`` and ``one_hot(y, 10)`` do. The function sees a change of an array or
-        a number outside of it at the next block.
+        elements, as ``x / 255`` and ``one_hot(y, 10)`` do. The function sees a change of an array
+        outside of it at the next block.
         """
         return _made("Map", self, map_func, num_parallel_calls)
 

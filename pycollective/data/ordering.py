@@ -45,7 +45,8 @@ class Shuffle(Ordered):
             size = sys.maxsize
         self._buffer_size = at_least(size, 1, "buffer_size")
         own = random.default_generator().integers(2**63) if seed is None else seed
-        self._seed = abs(whole("seed", own, -(2**64), 2**64))
+        # NumPy's seeds are not negative.
+        self._seed = whole("seed", own, -(2**64), 2**64) % 2**65
         self._reshuffle = reshuffle
         self._iterations = itertools.count()
 

@@ -8,8 +8,11 @@ rows derives from `Ordered`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import builtins
+import dis
+from collections.abc import Callable, Iterator, Sequence
 from operator import index
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from pycollective import _core
@@ -41,10 +44,46 @@ def number_or_auto(value: Any, name: str) -> int:
 
 
 def checked_function(name: str, function: Any) -> Any:
-    """Return the function of a transformation; raise TypeError if it is not callable."""
+    """Return the function of a transformation; raise TypeError if it is not callable.
+
+    The result has the values that the function's variables have now, as in TensorFlow, which traces
+    the function now. So a loop may make several datasets with functions of its variable. Variables
+    that the function assigns, and globals of which one is not defined yet, stay those of the program.
+    """
     if not callable(function):
         raise TypeError(f"{name} needs a function, not {type(function).__name__}")
-    return function
+    if type(function) is not FunctionType:
+        return function
+    steps = list(_steps_of(function.__code__))
+    assigned = {name for step, name in steps if step.startswith(("STORE_", "DELETE_"))}
+    closure = function.__closure__ and tuple(
+        cell if name in assigned else _copy_of(cell)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True)
+    )
+    known = function.__globals__
+    read = {name for step, name in steps if step == "LOAD_GLOBAL"}
+    if assigned.isdisjoint(read) and read <= known.keys() | vars(builtins).keys():
+        known = dict(known)
+    copy = FunctionType(function.__code__, known, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+    copy.__dict__.update(function.__dict__)
+    return copy
+
+
+def _steps_of(code: CodeType) -> Iterator[tuple[str, Any]]:
+    """Yield each instruction of a function and the functions in it, with its argument."""
+    for step in dis.get_instructions(code):
+        yield step.opname, step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _steps_of(constant)
+
+
+def _copy_of(cell: CellType) -> CellType:
+    try:
+        return CellType(cell.cell_contents)
+    except ValueError:  # the variable has no value yet
+        return cell
 
 
 def called(function: Callable[..., Any], element: Any) -> Any:

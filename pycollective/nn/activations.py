@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, array_module, native
+from ..errors import InvalidArgumentError
 from ..tensor import compiled, ops, random
 from ..tensor.ops import sigmoid, tanh
 from ..tensor.ops._define import (
@@ -301,7 +302,7 @@ def _classes(name: str, logits: Any, axis: int) -> tuple[Tensor, int]:
         raise TypeError(f"{name} needs floating-point logits, got dtype {a.dtype}; use cast()")
     (place,) = axes_of(axis, a.ndim, name)
     if not a.shape[place]:
-        raise ValueError(f"{name}: axis {place} of shape {a.shape} has no classes")
+        raise InvalidArgumentError(f"{name}: axis {place} of shape {a.shape} has no classes")
     return x, place
 
 
@@ -359,7 +360,7 @@ def bias_add(
         moved = bias_add(ops.transpose(x, (0, *range(2, x.ndim), 1)), b)
         return ops.transpose(moved, (0, x.ndim - 1, *range(1, x.ndim - 1)))
     if b.ndim != 1 or not x.ndim or x.shape[-1] != b.shape[0]:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"bias_add: bias of shape {b.shape} does not fit the last axis of shape {x.shape}"
         )
     channels = b.shape[0]
@@ -404,7 +405,7 @@ def dropout(
     a = tensor.array
     rate = float(rate)
     if not 0 <= rate <= 1:
-        raise ValueError(f"dropout: rate must be from 0 to 1, got {rate}")
+        raise InvalidArgumentError(f"dropout: rate must be from 0 to 1, got {rate}")
     if a.dtype.kind not in "fV":
         raise TypeError(f"dropout needs a floating-point tensor, got {a.dtype}; use cast()")
     if rate == 0:
@@ -415,7 +416,7 @@ def dropout(
         if len(shape) != a.ndim or any(
             n not in (None, 1, m) for n, m in zip(shape, a.shape, strict=True)
         ):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"dropout: noise_shape {shape} does not fit shape {a.shape}; each length must be "
                 "None, 1 or that of the axis"
             )

@@ -22,6 +22,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import FLOAT32, Array, in_c_order, native, on_host
+from ..errors import InvalidArgumentError
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
@@ -83,24 +84,24 @@ def _window_of_shapes(
     dilations: Pair,
 ) -> Window:
     if len(x) != 4 or len(w) != 4:
-        raise ValueError(
+        raise InvalidArgumentError(
             "conv2d needs images [n, height, width, channels] and filters [kernel_h, kernel_w, "
             f"channels, filters], got shapes {x} and {w}"
         )
     if x[3] != w[2]:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"images of shape {x} have {x[3]} channels, filters of shape {w} expect {w[2]}"
         )
     if b is not None and b != w[3:]:
-        raise ValueError(f"bias has shape {b}, filters of shape {w} need {w[3:]}")
+        raise InvalidArgumentError(f"bias has shape {b}, filters of shape {w} need {w[3:]}")
     if min(w) < 1:
-        raise ValueError(f"filters of shape {w} have an empty axis")
+        raise InvalidArgumentError(f"filters of shape {w} have an empty axis")
     try:
         return make_window(
             x[1:], w[:2], pair(strides, "strides"), pair(dilations, "dilations"), is_same(padding)
         )
     except ValueError as error:
-        raise ValueError(f"conv2d of images {x} with filters {w}: {error}") from None
+        raise InvalidArgumentError(f"conv2d of images {x} with filters {w}: {error}") from None
 
 
 # Compiled ----------------------------------------------------------------------------------------
@@ -400,7 +401,7 @@ def conv2d(
         The shapes do not fit, a window is larger than an image, or another argument is not valid.
     """
     if activation not in (None, "relu"):
-        raise ValueError(f"activation must be None or 'relu', got {activation!r}")
+        raise InvalidArgumentError(f"activation must be None or 'relu', got {activation!r}")
     relu = activation == "relu"
     check_format("conv2d", data_format)
     inputs, (xa, wa, ba) = _tensors(input, filters, bias)

@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, native
+from ..errors import InvalidArgumentError
 from ..workspace import workspace
 
 
@@ -17,9 +18,14 @@ def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array 
     """
     found = native(logits)
     if found is None:
-        raise ValueError(f"logits must be NumPy float32 or float64, got dtype {logits.dtype}")
+        raise InvalidArgumentError(
+            f"logits must be NumPy float32 or float64, got dtype {logits.dtype}"
+        )
     losses = np.empty(logits.shape[:1], logits.dtype)
     slope = workspace.empty(logits.shape, logits.dtype) if gradient else None
     rows = np.ascontiguousarray(labels, np.int64)
-    kernels.softmax_cross_entropy(*found, rows, losses, slope)
+    try:
+        kernels.softmax_cross_entropy(*found, rows, losses, slope)
+    except ValueError as error:  # a label is out of range
+        raise InvalidArgumentError(str(error)) from None
     return losses, slope

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, in_c_order, native
+from ..errors import InvalidArgumentError
 from ..tensor import ops
 from ..tensor.compiled import has_product
 from ..tensor.tape import record
@@ -24,7 +25,7 @@ def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Te
     The shapes are ``[n, inputs]``, ``[inputs, units]`` and ``[units]``, all of one dtype.
     """
     if activation not in (None, "relu"):
-        raise ValueError(f"activation must be None or 'relu', got {activation!r}")
+        raise InvalidArgumentError(f"activation must be None or 'relu', got {activation!r}")
     relu = activation == "relu"
     inputs: tuple[Tensor, ...] = as_tensor(x), as_tensor(w)
     xa, wa = inputs[0].array, inputs[1].array

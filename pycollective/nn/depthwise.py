@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, array_module, native
+from ..errors import InvalidArgumentError
 from ..tensor import ops
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
@@ -102,7 +103,7 @@ def depthwise_conv2d(
     x, w = images.array, filters.array
     b = shifts[0].array if shifts else None
     if w.ndim != 4 or min(w.shape) < 1:
-        raise ValueError(
+        raise InvalidArgumentError(
             "depthwise_conv2d needs filters [kernel_h, kernel_w, channels, multiplier], got shape "
             f"{w.shape}"
         )
@@ -110,13 +111,15 @@ def depthwise_conv2d(
         "depthwise_conv2d", x, w.shape[:2], strides, padding, 1 if dilations is None else dilations
     )
     if x.shape[3] != w.shape[2]:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"images of shape {x.shape} have {x.shape[3]} channels, filters of shape {w.shape} "
             f"expect {w.shape[2]}"
         )
     outputs = w.shape[2] * w.shape[3]
     if b is not None and b.shape != (outputs,):
-        raise ValueError(f"bias has shape {b.shape}, filters of shape {w.shape} need ({outputs},)")
+        raise InvalidArgumentError(
+            f"bias has shape {b.shape}, filters of shape {w.shape} need ({outputs},)"
+        )
     for other in (w, b):
         if other is not None and other.dtype != x.dtype:
             raise TypeError(
@@ -203,15 +206,15 @@ def grouped_conv2d(
     """
     images, filters = as_tensor(x), as_tensor(w)
     if images.ndim != 4 or filters.ndim != 4:
-        raise ValueError(
+        raise InvalidArgumentError(
             "grouped_conv2d needs images [n, height, width, channels] and filters [kernel_h, kernel_w, "
             f"channels / groups, filters], got shapes {images.shape} and {filters.shape}"
         )
     if groups < 1:
-        raise ValueError(f"groups must be at least 1, got {groups}")
+        raise InvalidArgumentError(f"groups must be at least 1, got {groups}")
     channels, count = images.shape[-1], filters.shape[-1]
     if channels % groups or count % groups:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"{groups} groups must divide both the {channels} channels and the {count} filters"
         )
     convolve = functools.partial(

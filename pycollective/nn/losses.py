@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import REAL_DTYPES, Array, array_module, asarray, native, on_host
+from ..errors import InvalidArgumentError
 from ..tensor.compiled import is_half, reduced
 from ..tensor.multiple import Multiple
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
@@ -63,7 +64,7 @@ def sparse_softmax_cross_entropy_with_logits(
     if label.dtype.kind not in "iu":
         raise TypeError(f"labels must be integers, got dtype {label.dtype}; use cast()")
     if label.shape != a.shape[:-1]:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"labels of shape {label.shape} do not fit logits of shape {a.shape}: one "
             "label for each row of logits is needed"
         )
@@ -83,7 +84,7 @@ def sparse_softmax_cross_entropy_with_logits(
     if not on_host(a):
         label = np.where(wrong, 0, label)
     elif wrong.any():
-        raise ValueError(
+        raise InvalidArgumentError(
             f"labels must be in 0 to {classes - 1} for logits of shape {a.shape}, got "
             f"{int(label[wrong].ravel()[0])}"
         )
@@ -209,7 +210,7 @@ def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None
 def _same_shape(name: str, labels: Tensor, logits: Tensor) -> None:
     check_dtypes(name, labels, logits)
     if labels.shape != logits.shape:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"{name}: labels of shape {labels.shape} and logits of shape {logits.shape} "
             "must have one shape"
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, in_c_order, native, on_host
+from ..errors import InvalidArgumentError
 from ..tensor import ops
 from ..tensor.ops._define import differentiable
 from ..tensor.ops.reductions import axes_of
@@ -136,7 +137,9 @@ def _parameters(
     offsets, shift = _optional(offset, dtype)
     for array in (factor, shift):
         if array is not None and array.size != size:
-            raise ValueError(f"{name}: scale and offset need {size} numbers, got {array.size}")
+            raise InvalidArgumentError(
+                f"{name}: scale and offset need {size} numbers, got {array.size}"
+            )
     return (*scales, *offsets), factor, shift
 
 
@@ -190,13 +193,13 @@ def normalize_batch(
         unknown.
     """
     if activation not in (None, "relu"):
-        raise ValueError(f"activation must be None or 'relu', got {activation!r}")
+        raise InvalidArgumentError(f"activation must be None or 'relu', got {activation!r}")
     images = as_tensor(x)
     a = images.array
     if a.dtype.kind not in "fV":
         raise TypeError(f"normalize_batch needs a floating-point tensor, got {a.dtype}; use cast()")
     if not a.ndim:
-        raise ValueError("normalize_batch needs at least one axis, the channels")
+        raise InvalidArgumentError("normalize_batch needs at least one axis, the channels")
     channels = a.shape[-1]
     dtype = _wide(a.dtype)
     parameters, factor, shift = _parameters("normalize_batch", channels, scale, offset, dtype)
@@ -207,7 +210,7 @@ def normalize_batch(
         mean, variance = (_optional(value, dtype)[1] for value in moments)
         assert mean is not None and variance is not None
         if {mean.size, variance.size} != {channels}:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"normalize_batch: moments need {channels} numbers each, got {mean.size} and "
                 f"{variance.size}"
             )

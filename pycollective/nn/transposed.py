@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..array_backend import Array, array_module, native
+from ..errors import InvalidArgumentError
 from ..tensor.ops import transpose
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
@@ -102,7 +103,7 @@ def spread_conv2d(
 
 def _check_shapes(images: Tensor, filters: Tensor) -> None:
     if images.ndim != 4 or filters.ndim != 4 or images.shape[3] != filters.shape[3]:
-        raise ValueError(
+        raise InvalidArgumentError(
             "conv2d_transpose needs images [n, height, width, channels] and filters [kernel_h, "
             f"kernel_w, filters, channels], got shapes {images.shape} and {filters.shape}"
         )
@@ -150,7 +151,7 @@ def conv2d_transpose(
     whole = tuple(int(n) for n in output_shape)
     _check_shapes(images, kernel)
     if len(whole) not in (2, 4):
-        raise ValueError(
+        raise InvalidArgumentError(
             "conv2d_transpose: output_shape is [n, out_h, out_w, filters] or [out_h, out_w], not "
             f"{list(whole)}"
         )
@@ -160,7 +161,7 @@ def conv2d_transpose(
         n, length, step = images.shape[place + 1], lengths[place], steps[place]
         extent = (kernel.shape[place] - 1) * gaps[place] + 1
         if n != -(-(length if same else length - extent + 1) // step):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"conv2d_transpose: a convolution of images of shape {whole} with filters "
                 f"{kernel.shape}, strides {steps} and padding {padding!r} does not have a result of "
                 f"shape {images.shape}"
@@ -170,7 +171,7 @@ def conv2d_transpose(
         sides.append((before, length + extent - 2 - (n - 1) * step - before))
     result = spread_conv2d(images, kernel, steps, sides, gaps)
     if len(whole) == 4 and result.shape != whole:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"conv2d_transpose: the result has shape {result.shape}, output_shape is {whole}"
         )
     return result

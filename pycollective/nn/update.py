@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, in_c_order, native, on_host
+from ..errors import InvalidArgumentError
 from . import together
 
 
@@ -21,7 +22,9 @@ def _check(param: Array, **others: Array | None) -> None:
         if array is None:
             continue
         if array.shape != param.shape:
-            raise ValueError(f"{name} has shape {array.shape}, its parameter {param.shape}")
+            raise InvalidArgumentError(
+                f"{name} has shape {array.shape}, its parameter {param.shape}"
+            )
         if array.dtype != param.dtype:
             raise TypeError(
                 f"{name} has dtype {array.dtype}, its parameter {param.dtype}; cast one of them"

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, array_module
+from ..errors import InvalidArgumentError
 
 Window: TypeAlias = kernels.Window
 #: One size for height and width, or two sizes.
@@ -27,7 +28,9 @@ def pair(value: Pair, name: str) -> tuple[int, int]:
     if len(values) != 2 or not all(
         isinstance(v, (int, np.integer)) and not isinstance(v, bool) and v >= 1 for v in values
     ):
-        raise ValueError(f"{name} must be a positive int or a pair of them, got {value!r}")
+        raise InvalidArgumentError(
+            f"{name} must be a positive int or a pair of them, got {value!r}"
+        )
     return int(values[0]), int(values[1])
 
 
@@ -35,14 +38,14 @@ def is_same(padding: str) -> bool:
     """Return True if ``padding`` is "SAME", False if it is "VALID"."""
     text = padding.upper() if isinstance(padding, str) else padding
     if text not in ("SAME", "VALID"):
-        raise ValueError(f"padding must be 'SAME' or 'VALID', got {padding!r}")
+        raise InvalidArgumentError(f"padding must be 'SAME' or 'VALID', got {padding!r}")
     return bool(text == "SAME")
 
 
 def check_format(name: str, data_format: str | None) -> None:
     """Raise ValueError unless images have the format "NHWC"."""
     if data_format not in (None, "NHWC"):
-        raise ValueError(
+        raise InvalidArgumentError(
             f"{name}: data_format is {data_format!r}, but images are [n, height, width, channels] "
             "('NHWC'): transpose them"
         )
@@ -124,12 +127,14 @@ def checked_window(
 ) -> Window:
     """Return the geometry of a window over images; errors name the operation and the shapes."""
     if x.ndim != 4:
-        raise ValueError(f"{name} needs images [n, height, width, channels], got shape {x.shape}")
+        raise InvalidArgumentError(
+            f"{name} needs images [n, height, width, channels], got shape {x.shape}"
+        )
     steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")
     try:
         return make_window(x.shape[1:], kernel, steps, gaps, is_same(padding))
     except ValueError as error:
-        raise ValueError(f"{name} of images {x.shape}: {error}") from None
+        raise InvalidArgumentError(f"{name} of images {x.shape}: {error}") from None
 
 
 def padded_zeros(shape: tuple[int, ...], window: Window, like: Array) -> Array:

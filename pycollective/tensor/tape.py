@@ -378,6 +378,11 @@ class GradientTape:
         wanted = set(itertools.chain.from_iterable(source_keys))
         results: list[Tensor | IndexedSlices | None] = [None] * len(places)
 
+        def recorded(array: Array) -> Tensor:
+            # Without a record, outer tapes would treat the gradient as a constant.
+            inputs = [place for place in places if place.__class__ is Tensor]
+            return record(array, (*targets, *inputs), _no_second_order)
+
         def complete(some: Sequence[int]) -> None:
             for place in some:
                 array: Any = None
@@ -387,19 +392,16 @@ class GradientTape:
                         array = part if array is None else _sum(array, part)
                 if array is None:
                     continue
-                if array.__class__ is Rows and not thread_state.tapes and ready is None:
-                    results[place] = IndexedSlices(array.values, array.indices, array.shape)
+                if array.__class__ is Rows and ready is None:
+                    values = recorded(array.values) if thread_state.tapes else array.values
+                    results[place] = IndexedSlices(values, array.indices, array.shape)
                     continue
                 if array.__class__ is not np.ndarray:
                     array = _array_of(array)
                 if array.__class__ is not np.ndarray or not array.flags.carray:
                     # A broadcast view has fewer elements in memory than its shape says.
                     array = contiguous(array)
-                if thread_state.tapes:
-                    # Without a record, outer tapes would treat the gradient as a constant.
-                    result = record(array, targets, _no_second_order)
-                else:
-                    result = Tensor(array)
+                result = recorded(array) if thread_state.tapes else Tensor(array)
                 results[place] = result
                 if ready is not None:
                     ready(place, result)

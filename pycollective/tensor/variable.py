@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..array_backend import Array, asarray, beside, copy, to_numpy
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, InvalidIndexError
 from .compiled import add_to
 from .indexed_slices import IndexedSlices
 from .ops.arrays import cast, identity
@@ -452,12 +452,12 @@ class Variable(Operators, metaclass=_VariableMeta):
         like = self.like()
         index, rows = slices.indices.array, slices.values.array
         if not like.ndim or rows.shape[1:] != like.shape[1:] or rows.dtype != like.dtype:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"{method}: variable {self._name!r} has shape {like.shape} and dtype {like.dtype}, "
                 f"the rows have shape {rows.shape} and dtype {rows.dtype}"
             )
         if index.size and (int(index.min()) < 0 or int(index.max()) >= like.shape[0]):
-            raise ValueError(
+            raise InvalidIndexError(
                 f"{method}: indices from {int(index.min())} to {int(index.max())} are not all in 0 "
                 f"to {like.shape[0] - 1}, the rows of variable {self._name!r}"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from fitting import mirrored
@@ -216,3 +218,29 @@ def test_from_config_outputs_in_a_tuple_stay_a_tuple():
     for each in (model, again, keras.models.clone_model(model)):
         assert isinstance(each(X), tuple) and isinstance(each.predict(X, verbose=0), tuple)
         assert isinstance(each.input, tuple)
+
+
+class Halves(keras.layers.Layer):
+    """The difference of the halves of a batch."""
+
+    def call(self, inputs):
+        first, second = ops.split(inputs, 2, axis=0)
+        return first - second
+
+
+def test_layer_that_cuts_the_batch_is_called_on_more_than_one_example():
+    model = keras.Sequential([Halves(), keras.layers.Dense(3)])
+    assert model(ops.ones([4, 5])).shape == (2, 3)
+    inputs = keras.Input((5,))
+    assert keras.Model(inputs, Halves()(inputs))(ops.ones([2, 5])).shape == (1, 5)
+
+
+def test_error_of_a_layer_on_zeros_is_that_of_one_example():
+    class Fails(keras.layers.Layer):
+        def call(self, inputs):
+            raise ValueError(f"{len(inputs)} examples")
+
+    with pytest.raises(ValueError, match="1 examples") as caught:
+        Fails(name="fails")(keras.Input((5,)))
+    if sys.version_info >= (3, 11):
+        assert "The layer 'fails' was called on zeros" in caught.value.__notes__[0]

@@ -217,6 +217,32 @@ def test_second_derivative_raises_not_implemented_error():
     assert value(outer.gradient(penalty, x)) == 27.0
 
 
+def test_gradient_that_was_made_before_an_outer_tape_is_no_constant_to_it():
+    x = tf.constant(2.0)
+    with tf.GradientTape(persistent=True) as inner:
+        inner.watch(x)
+        y = x * x * x
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        z = inner.gradient(y, x) * x
+    with pytest.raises(NotImplementedError, match="gradients of gradients"):
+        outer.gradient(z, x)
+
+
+def test_gradient_of_rows_is_indexed_slices_also_while_a_tape_records():
+    x = tf.Variable(tf.ones([3, 2]))
+    with tf.GradientTape(persistent=True) as tape:
+        y = tf.gather(x, [0, 2]) * 2.0
+        inside = tape.gradient(y, x)
+        total = tf.reduce_sum(inside.values)
+    outside = tape.gradient(y, x)
+    for found in (inside, outside):
+        assert isinstance(found, tf.IndexedSlices)
+        assert value(found.values) == [[2.0, 2.0], [2.0, 2.0]]
+    with pytest.raises(NotImplementedError, match="gradients of gradients"):
+        tape.gradient(total, x)
+
+
 def test_a_variable_assigned_between_reads_counts_both():
     x = tf.Variable(2.0)
     with tf.GradientTape() as tape:

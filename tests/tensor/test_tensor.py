@@ -237,7 +237,7 @@ def test_arithmetic_follows_python_operators():
         a % 0
     with pytest.raises(ValueError, match="negative powers"):
         a**-1
-    with pytest.raises(ValueError, match=r"\(2,\) \(3,\)"):
+    with pytest.raises(ValueError, match=r"\(2,\) and \(3,\)"):
         a + tf.constant([1, 2, 3])
     with pytest.raises(TypeError, match="exp needs a floating-point tensor, got int32"):
         tf.exp(a)
@@ -663,3 +663,35 @@ def test_operations_accept_a_name_and_ignore_it():
     numbers = pycollective.data.Dataset.range(4).map(lambda x: x + 1, name="next")
     batch = next(iter(numbers.batch(4, name="all").take(1, name="first")))
     assert batch.numpy().tolist() == [1, 2, 3, 4]
+
+
+def test_wrong_shapes_and_indices_are_invalid_arguments():
+    """TensorFlow's programs catch this class. The errors are Python's as well."""
+    ones = tf.ones([2, 3])
+    variable = tf.Variable(ones)
+    for call, kind in (
+        (lambda: ones + tf.ones([2, 2]), ValueError),
+        (lambda: ones < tf.ones([2, 2]), ValueError),
+        (lambda: tf.matmul(ones, ones), ValueError),
+        (lambda: tf.reshape(ones, [4]), ValueError),
+        (lambda: tf.broadcast_to(ones, [4, 2]), ValueError),
+        (lambda: tf.where(ones > 0, tf.ones([2, 2]), 0.0), ValueError),
+        (lambda: tf.concat([ones, tf.ones([3, 2])], 0), ValueError),
+        (lambda: nn.sparse_softmax_cross_entropy_with_logits([0, 5], ones), ValueError),
+        (lambda: tf.gather([1, 2], 5), IndexError),
+        (lambda: ones[5], IndexError),
+        (
+            lambda: variable.scatter_add(pycollective.IndexedSlices(tf.ones([1, 3]), [7])),
+            IndexError,
+        ),
+    ):
+        with pytest.raises(pycollective.errors.InvalidArgumentError) as caught:
+            call()
+        assert isinstance(caught.value, kind)
+
+
+def test_one_hot_of_values_that_the_dtype_cannot_hold_raises():
+    with pytest.raises(
+        TypeError, match="2.7 of dtype float64 cannot become a tensor of dtype int32"
+    ):
+        tf.one_hot([0], 2, on_value=2.7, dtype=np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,9 @@ def _symbols_of(layer: Any, inputs: Any, shapes: Any) -> Any:
 _LENGTHS = 83, 89
 
 
+_LARGER_BATCH = 12
+
+
 def outputs_on_zeros(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a layer on zeros in place of symbolic tensors, and return symbolic outputs.
 
@@ -97,11 +101,27 @@ def outputs_on_zeros(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _called_on_zeros(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], length: int) -> Any:
     """Return the outputs for zeros in place of the symbolic tensors.
 
-    The batch has one example; other unknown lengths become ``length``.
+    The batch has one example, or `_LARGER_BATCH` if the layer fails for one: it may take parts of
+    the batch. Other unknown lengths become ``length``.
     """
 
-    def zeros(tensor: KerasTensor) -> Tensor:
-        known = [(length if i else 1) if n is None else n for i, n in enumerate(tensor.shape)]
-        return Tensor(np.zeros(known, tensor.dtype))
+    def called(batch: int) -> Any:
+        def zeros(tensor: KerasTensor) -> Tensor:
+            known = [
+                (length if i else batch) if n is None else n for i, n in enumerate(tensor.shape)
+            ]
+            return Tensor(np.zeros(known, tensor.dtype))
 
-    return layer._called_dry(*map_symbols(zeros, args), **map_symbols(zeros, kwargs))
+        return layer._called_dry(*map_symbols(zeros, args), **map_symbols(zeros, kwargs))
+
+    try:
+        return called(1)
+    except Exception as error:
+        try:
+            return called(_LARGER_BATCH)
+        except Exception:
+            if sys.version_info >= (3, 11):
+                error.add_note(
+                    f"The layer {layer.name!r} was called on zeros, to find the shape of its outputs."
+                )
+            raise error from None

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...array_backend import Array, asarray
+from ...errors import InvalidArgumentError
 from .. import compiled
 from ..tape import record, thread_state
 from ..tensor import Tensor, as_tensor
@@ -63,6 +64,17 @@ def check_dtypes(name: str, *tensors: Tensor) -> None:
                 f"{name}: operands have different dtypes, {first} and {tensor.dtype}; use cast() "
                 "on one of them"
             )
+
+
+def check_shapes(name: str, *arrays: Array) -> None:
+    """Raise `InvalidArgumentError` unless the shapes of all arrays broadcast."""
+    shapes = [array.shape for array in arrays]
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"{name}: shapes {' and '.join(map(str, shapes))} do not broadcast"
+        ) from None
 
 
 def keep_dtype(array: Any, dtype: np.dtype[Any]) -> Any:
@@ -144,7 +156,11 @@ def binary(
         b = y.array
         if a.dtype is not b.dtype:
             check_dtypes(title, x, y)
-        result = compiled.binary(chosen, forward, a, b)
+        try:
+            result = compiled.binary(chosen, forward, a, b)
+        except ValueError:
+            check_shapes(title, a, b)
+            raise
         if not thread_state.tapes:
             return Tensor(result)
         shape_a = a.shape
@@ -177,7 +193,11 @@ def plain(title: str, forward: Callable[[Any, Any], Any], doc: str) -> Callable[
             x, y = operands(x, y)
         if x.array.dtype is not y.array.dtype:
             check_dtypes(title, x, y)
-        return Tensor(forward(x.array, y.array))
+        try:
+            return Tensor(forward(x.array, y.array))
+        except ValueError:
+            check_shapes(title, x.array, y.array)
+            raise
 
     operation.__name__ = operation.__qualname__ = title
     operation.__doc__ = doc

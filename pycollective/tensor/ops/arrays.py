@@ -19,6 +19,7 @@ from ...array_backend import (
     on_host,
 )
 from ...dtypes import as_dtype, float32
+from ...errors import InvalidArgumentError
 from ...workspace import workspace
 from ..compiled import contiguous, placed, put, reduced
 from ..tape import record
@@ -84,7 +85,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
         if array.size == 1:
             array = np.broadcast_to(array.reshape(()), target)
         elif array.size != prod(target):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"constant: a value of shape {array.shape} does not fit shape {target}"
             )
         else:
@@ -121,7 +122,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
 def _sizes_of(value: Any, name: str) -> tuple[int, ...]:
     sizes = shape_of(value)
     if any(n < 0 for n in sizes):
-        raise ValueError(f"{name}: shape {sizes} has a negative length")
+        raise InvalidArgumentError(f"{name}: shape {sizes} has a negative length")
     return sizes
 
 
@@ -141,7 +142,7 @@ def fill(dims: Any, value: Any, name: str | None = None) -> Tensor:
     """Return a tensor of shape ``dims`` whose elements are ``value``, a scalar."""
     sizes, scalar = _sizes_of(dims, "fill"), as_tensor(value)
     if scalar.ndim:
-        raise ValueError(f"fill: the value must be a scalar, not of shape {scalar.shape}")
+        raise InvalidArgumentError(f"fill: the value must be a scalar, not of shape {scalar.shape}")
     return constant(value, shape=sizes) if is_plain(value) else broadcast_to(scalar, sizes)
 
 
@@ -189,7 +190,7 @@ def range(
         for item, t in zip((start, limit, delta), ends, strict=True)
     ]
     if not numbers[2]:
-        raise ValueError("range: delta must not be 0")
+        raise InvalidArgumentError("range: delta must not be 0")
     if kind.kind not in "fV":
         return Tensor(np.arange(*numbers).astype(kind))
     # As in TensorFlow, the length is computed in the dtype: range(0.0, 0.3, 0.1) has 3 numbers.
@@ -218,8 +219,11 @@ def one_hot(
     (place,) = axes_of(axis, index.ndim + 1, "one_hot")
     hits = np.expand_dims(index, -1) == array_module(index).arange(int(depth))
     kind = _dtype_of(on_value, off_value) if dtype is None else as_dtype(dtype)
-    on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
-    values = np.where(hits, kind.type(on), kind.type(off)).astype(kind, copy=False)
+    on, off = (
+        as_tensor(default if value is None else value, like=Tensor(np.empty(0, kind))).array
+        for value, default in ((on_value, 1), (off_value, 0))
+    )
+    values = np.where(hits, on, off).astype(kind, copy=False)
     return Tensor(np.moveaxis(values, -1, place))
 
 
@@ -300,7 +304,7 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Tensor:
     try:
         result = a.reshape(target)
     except ValueError:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"reshape: a tensor of shape {a.shape} has {a.size} elements and does not fit shape "
             f"{target}"
         ) from None
@@ -321,7 +325,9 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | Non
         else axes_of(list(shape_of(perm)), x.ndim, "transpose")
     )
     if len(order) != x.ndim:
-        raise ValueError(f"transpose: perm {order} does not name every axis of shape {x.shape}")
+        raise InvalidArgumentError(
+            f"transpose: perm {order} does not name every axis of shape {x.shape}"
+        )
     back = np.argsort(order).tolist()
     return record(x.array.transpose(order), (x,), lambda g, _need: (g.transpose(back),))
 
@@ -348,7 +354,7 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Tensor:
         axes = axes_of(axis, x.ndim, "squeeze")
     for i in axes:
         if old[i] != 1:
-            raise ValueError(f"squeeze: axis {i} of shape {old} does not have length 1")
+            raise InvalidArgumentError(f"squeeze: axis {i} of shape {old} does not have length 1")
     kept = [n for i, n in enumerate(old) if i not in axes]
     return record(x.array.reshape(kept), (x,), lambda g, _need: (g.reshape(old),))
 
@@ -357,10 +363,14 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Tensor:
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Tensor:
     """Return the tensor repeated along axes of length 1 and new leading axes."""
     x = as_tensor(input)
-    old = x.shape
-    return record(
-        np.broadcast_to(x.array, shape_of(shape)), (x,), lambda g, _need: (sum_to_shape(g, old),)
-    )
+    old, target = x.shape, shape_of(shape)
+    try:
+        result = np.broadcast_to(x.array, target)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"broadcast_to: shape {old} does not broadcast to {target}"
+        ) from None
+    return record(result, (x,), lambda g, _need: (sum_to_shape(g, old),))
 
 
 @differentiable
@@ -370,7 +380,9 @@ def tile(input: Any, multiples: Any, name: str | None = None) -> Tensor:
     times = _sizes_of(multiples, "tile")
     old = x.shape
     if len(times) != x.ndim:
-        raise ValueError(f"tile: multiples {times} must have a number for each axis of shape {old}")
+        raise InvalidArgumentError(
+            f"tile: multiples {times} must have a number for each axis of shape {old}"
+        )
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
         parts = g.reshape([n for pair in zip(times, old, strict=True) for n in pair])
@@ -390,10 +402,10 @@ def pad(
     """Return the tensor padded by ``paddings[i] = (before, after)`` elements along axis i."""
     x = as_tensor(tensor)
     if mode.upper() != "CONSTANT":
-        raise ValueError(f"pad: mode must be 'CONSTANT', got {mode!r}")
+        raise InvalidArgumentError(f"pad: mode must be 'CONSTANT', got {mode!r}")
     widths = [_sizes_of(pair, "pad") for pair in _matrix_rows(paddings)]
     if len(widths) != x.ndim or any(len(pair) != 2 for pair in widths):
-        raise ValueError(
+        raise InvalidArgumentError(
             f"pad: paddings {widths} must have a pair (before, after) for each axis of shape "
             f"{x.shape}"
         )

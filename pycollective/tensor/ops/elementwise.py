@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...array_backend import Array, asarray
+from ...errors import InvalidArgumentError
 from ..compiled import selected
 from ..compiled import unary as unary_kernel
 from ..tape import record
@@ -14,6 +15,7 @@ from ..tensor import Tensor, as_tensor
 from ._define import (
     binary,
     check_dtypes,
+    check_shapes,
     differentiable,
     keep_dtype,
     operands,
@@ -138,7 +140,9 @@ squared_difference = binary(
 
 def _power(x: Array, y: Array) -> Any:
     if x.dtype.kind in "iu" and (y < 0).any():
-        raise ValueError("pow: integers have no negative powers; cast() to a floating-point dtype")
+        raise InvalidArgumentError(
+            "pow: integers have no negative powers; cast() to a floating-point dtype"
+        )
     return np.power(x, y)
 
 
@@ -346,7 +350,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
     if x is None and y is None:
         return Tensor(np.argwhere(chosen).astype(np.int64))
     if x is None or y is None:
-        raise ValueError("where needs both x and y, or neither")
+        raise InvalidArgumentError("where needs both x and y, or neither")
     first, second = operands(x, y)
     check_dtypes("where", first, second)
     chosen = asarray(chosen, like=first.array)
@@ -359,6 +363,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
             sum_to_shape(selected(chosen, zero, g), second.shape) if need[1] else None,
         )
 
+    check_shapes("where", chosen, first.array, second.array)
     return record(selected(chosen, first.array, second.array), (first, second), vjp)
 
 

@@ -19,6 +19,7 @@ from ...array_backend import (
     scattered,
     to_numpy,
 )
+from ...errors import InvalidArgumentError, InvalidIndexError
 from ..compiled import contiguous, joined, placed
 from ..multiple import Rows
 from ..tape import new_key, record, record_many, thread_state
@@ -38,7 +39,7 @@ def concat(values: Any, axis: Any, name: str | None = None) -> Tensor:
     (place,) = axes_of(axis, tensors[0].ndim, "concat")
     for tensor in tensors:
         if _without(tensor.shape, place) != _without(tensors[0].shape, place):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"concat: shapes {tensors[0].shape} and {tensor.shape} differ besides axis {place}"
             )
     sizes = [tensor.shape[place] for tensor in tensors]
@@ -66,7 +67,7 @@ def _tensors(name: str, values: Any) -> list[Tensor]:
         raise TypeError(f"{name} needs a list of tensors, not {values!r}")
     items = list(values)
     if not items:
-        raise ValueError(f"{name} needs at least one tensor")
+        raise InvalidArgumentError(f"{name} needs at least one tensor")
     known = [None if is_plain(item) else as_tensor(item) for item in items]
     first = next((tensor for tensor in known if tensor is not None), None)
     tensors = [
@@ -93,7 +94,9 @@ def stack(values: Any, axis: Any = 0, name: str | None = None) -> Tensor:
     (place,) = axes_of(axis, tensors[0].ndim + 1, "stack")
     for tensor in tensors:
         if tensor.shape != tensors[0].shape:
-            raise ValueError(f"stack: shapes {tensors[0].shape} and {tensor.shape} differ")
+            raise InvalidArgumentError(
+                f"stack: shapes {tensors[0].shape} and {tensor.shape} differ"
+            )
 
     def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
         return [
@@ -112,7 +115,9 @@ def unstack(
     x = as_tensor(value)
     (place,) = axes_of(axis, x.ndim, "unstack")
     if num is not None and num != x.shape[place]:
-        raise ValueError(f"unstack: num is {num}, but axis {place} of shape {x.shape} differs")
+        raise InvalidArgumentError(
+            f"unstack: num is {num}, but axis {place} of shape {x.shape} differs"
+        )
     a = x.array
 
     def vjp(gradients: tuple[Array, ...], _need: tuple[bool, ...]) -> tuple[Array]:
@@ -136,7 +141,7 @@ def split(
         num_or_size_splits = operator.index(num_or_size_splits)  # a NumPy integer, or a tensor
     if isinstance(num_or_size_splits, int):
         if num_or_size_splits < 1 or length % num_or_size_splits:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"split: axis {place} of shape {x.shape} cannot be cut into {num_or_size_splits} "
                 "equal parts"
             )
@@ -146,7 +151,7 @@ def split(
         if sizes.count(-1) == 1:
             sizes = tuple(length - 1 - sum(sizes) if n == -1 else n for n in sizes)
         if any(n < 0 for n in sizes) or sum(sizes) != length:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"split: lengths {sizes} do not add up to axis {place} of shape {x.shape}"
             )
     parts = _parts(x.array, sizes, place)
@@ -172,7 +177,10 @@ def getitem(tensor: Any, index: Any) -> Tensor:
     a = x.array
     places = tuple(_index_of(i, a) for i in (index if isinstance(index, tuple) else (index,)))
     basic = not any(is_array(place) for place in places)
-    result = a[places]
+    try:
+        result = a[places]
+    except IndexError as error:
+        raise InvalidIndexError(f"index of a tensor of shape {tuple(a.shape)}: {error}") from None
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
         if basic:
@@ -227,7 +235,7 @@ def gather(
         wrong = (index < 0) | (index >= a.shape[place])
         index = np.where(wrong, 0, index)
     elif index.size and (index.min() < 0 or index.max() >= a.shape[place]):
-        raise IndexError(
+        raise InvalidIndexError(
             f"gather: indices from {int(index.min())} to {int(index.max())} are not all in 0 to "
             f"{a.shape[place] - 1}, axis {place} of shape {a.shape}"
         )
@@ -254,7 +262,7 @@ def _gathered_in_batches(x: Tensor, index: Tensor, axis: Any, batch_dims: int) -
     lead, between = x.shape[:batch], x.shape[batch:place]
     length, after = x.shape[place], x.shape[place + 1 :]
     if not 0 <= batch <= min(place, index.ndim) or lead != index.shape[:batch]:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"gather: batch_dims {batch_dims} and axis {place} do not fit the shapes {x.shape} and "
             f"{index.shape}"
         )
@@ -277,7 +285,7 @@ def _gathered_rows(variable: Any, indices: Any) -> Tensor:
     if index.dtype.kind not in "iu":
         raise TypeError(f"gather needs integer indices, got {index.dtype}; use cast()")
     if index.size and (index.min() < 0 or index.max() >= length):
-        raise IndexError(
+        raise InvalidIndexError(
             f"gather: indices from {int(index.min())} to {int(index.max())} are not all in 0 to "
             f"{length - 1}, axis 0 of shape {tuple(like.shape)}"
         )

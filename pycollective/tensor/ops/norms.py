@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import InvalidArgumentError
 from ..indexed_slices import IndexedSlices
 from ..tensor import Tensor, as_tensor
 from .elementwise import abs, divide, maximum, multiply, pow, sqrt, square, where
@@ -45,7 +46,7 @@ def norm(
     if ord == "euclidean" or (ord == 2 and np.ndim(axis) == 0):
         return sqrt(reduce_sum(square(x), axis, keepdims))
     if not isinstance(ord, (int, float)) or not ord > 0 or np.ndim(axis) > 0:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"norm: ord is {ord!r}: give 'euclidean', or a positive number and at most one axis"
         )
     if np.isinf(ord):

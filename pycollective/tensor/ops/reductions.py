@@ -12,6 +12,7 @@ import numpy as np
 
 from ...arguments import whole
 from ...array_backend import Array, array_module, asarray, filled, on_host
+from ...errors import InvalidArgumentError
 from ...workspace import workspace
 from ..compiled import binary, extremum_gradient, is_half, matrix_product, narrowed, reduced
 from ..tape import record
@@ -49,10 +50,12 @@ def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     for item in given:
         number = whole(f"{name}: axis", item, -(2**63), 2**63 - 1)
         if not -ndim <= number < ndim:
-            raise ValueError(f"{name}: axis {number} is out of range for a tensor with {ndim} axes")
+            raise InvalidArgumentError(
+                f"{name}: axis {number} is out of range for a tensor with {ndim} axes"
+            )
         axes.append(number % ndim)
     if len(set(axes)) != len(axes):
-        raise ValueError(f"{name}: axis {axis} names an axis twice")
+        raise InvalidArgumentError(f"{name}: axis {axis} names an axis twice")
     return tuple(axes)
 
 
@@ -270,7 +273,9 @@ def _arg(name: str, input: Any, axis: Any, output_type: Any) -> Tensor:
     a = as_tensor(input).array
     (number,) = axes_of(0 if axis is None else axis, a.ndim, name)
     if not a.shape[number]:
-        raise ValueError(f"{name}: a tensor of shape {a.shape} has no elements along axis {number}")
+        raise InvalidArgumentError(
+            f"{name}: a tensor of shape {a.shape} has no elements along axis {number}"
+        )
     return Tensor(getattr(a, name)(axis=number).astype(output_type, copy=False))
 
 
@@ -293,13 +298,13 @@ def add_n(inputs: Any, name: str | None = None) -> Tensor:
     """Return the sum of a list of tensors of one shape and dtype."""
     tensors = tuple(map(as_tensor, inputs))
     if not tensors:
-        raise ValueError("add_n needs at least one tensor")
+        raise InvalidArgumentError("add_n needs at least one tensor")
     check_dtypes("add_n", *tensors)
     arrays = [tensor.array for tensor in tensors]
     shape = arrays[0].shape
     for array in arrays:
         if array.shape != shape:
-            raise ValueError(f"add_n: shapes {shape} and {array.shape} differ")
+            raise InvalidArgumentError(f"add_n: shapes {shape} and {array.shape} differ")
     # Scalars add up faster than 0-d arrays.
     if not shape:
         arrays = [x[()] if x.__class__ is np.ndarray else x for x in arrays]
@@ -337,12 +342,12 @@ def matmul(
     x, y = operands(a, b)
     if adjoint_a or adjoint_b:
         if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
-            raise ValueError("matmul: the adjoint of an operand excludes its transpose")
+            raise InvalidArgumentError("matmul: the adjoint of an operand excludes its transpose")
         transpose_a, transpose_b = transpose_a or adjoint_a, transpose_b or adjoint_b
     check_dtypes("matmul", x, y)
     left, right = x.array, y.array
     if left.ndim < 2 or right.ndim < 2:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"matmul needs operands with at least two axes, got shapes {left.shape} and "
             f"{right.shape}; use expand_dims() or tensordot()"
         )
@@ -351,7 +356,7 @@ def matmul(
     if transpose_b:
         right = right.swapaxes(-1, -2)
     if left.shape[-1] != right.shape[-2]:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"matmul: inner lengths differ, shapes are {left.shape} and {right.shape}"
             f"{' after transposing' if transpose_a or transpose_b else ''}"
         )
@@ -410,7 +415,7 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
     left, right = x.array, y.array
     if isinstance(axes, int):
         if not 0 <= axes <= min(left.ndim, right.ndim):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"tensordot: axes={axes} for tensors with {left.ndim} and {right.ndim} axes"
             )
         axes_a = tuple(range(left.ndim - axes, left.ndim))
@@ -422,7 +427,7 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
     free_b = [i for i in range(right.ndim) if i not in axes_b]
     pairs = [(left.shape[i], right.shape[j]) for i, j in zip(axes_a, axes_b, strict=False)]
     if len(axes_a) != len(axes_b) or any(m != n for m, n in pairs):
-        raise ValueError(
+        raise InvalidArgumentError(
             f"tensordot: axes {axes_a} of shape {left.shape} do not fit axes {axes_b} of shape "
             f"{right.shape}"
         )
