@@ -92,11 +92,6 @@ PYCOLLECTIVE_INLINE void pool_row(const T* x, const T* bias, T* y, Code* codes, 
 // In windows with more taps, gradients are written to the maxima alone.
 constexpr Index kMostTaps = 16;
 
-// Returns true if every pixel is in at most one window, so that gradients need no sum.
-inline bool disjoint(const Window& w) {
-  return w.stride_h >= w.kernel_h && w.stride_w >= w.kernel_w;
-}
-
 // The gradient of pool_channels. With kStore, writes every tap inside the image; else adds to it.
 template <typename T, typename Code, bool kStore, Index kCount>
 PYCOLLECTIVE_INLINE void unpool_channels(const T* __restrict g, const Code* __restrict codes,
@@ -157,7 +152,7 @@ PYCOLLECTIVE_INLINE void unpool_row(const T* g, const Code* codes, T* dx, const 
   const Index line = w.width * channels;
   const Index top = row * w.stride_h - w.pad_top;
   const TapRange down = inside(top, 1, w.kernel_h, w.height);
-  const bool store = disjoint(w);
+  const bool store = w.disjoint();
   // With many taps, going to each maximum is less work than comparing every tap.
   const bool scatter = w.taps() > kMostTaps;
   const bool two_by_two =
@@ -185,7 +180,7 @@ PYCOLLECTIVE_INLINE void unpool_row(const T* g, const Code* codes, T* dx, const 
 // Returns true if unpool_row writes every pixel of the image, so that the image need not be
 // cleared.
 inline bool covers(const Window& w) {
-  return disjoint(w) && w.taps() <= kMostTaps && w.stride_h == w.kernel_h &&
+  return w.disjoint() && w.taps() <= kMostTaps && w.stride_h == w.kernel_h &&
          w.stride_w == w.kernel_w && w.out_h * w.stride_h - w.pad_top >= w.height &&
          w.out_w * w.stride_w - w.pad_left >= w.width;
 }

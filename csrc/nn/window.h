@@ -19,6 +19,10 @@ struct Window {
   Index taps() const { return kernel_h * kernel_w; }
   Index patch() const { return taps() * channels; }
   Index image() const { return height * width * channels; }
+  // True if every pixel is in at most one window, so that gradients need no sum.
+  bool disjoint() const {
+    return stride_h > (kernel_h - 1) * dilation_h && stride_w > (kernel_w - 1) * dilation_w;
+  }
   bool operator==(const Window&) const = default;
 };
 
