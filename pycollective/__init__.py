@@ -18,7 +18,17 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from pycollective._core import __version__
+try:
+    from pycollective._core import __version__
+except ImportError:
+    _core_spec = importlib.util.find_spec("pycollective._core")
+    if _core_spec is not None and _core_spec.origin is not None:
+        raise
+    raise ImportError(
+        f"{__path__[0]} is the source of pycollective without its compiled part. Python looks first in "
+        "the folder of the program, so put the program in another folder than the clone. "
+        "CONTRIBUTING.md says how to build in the source folder"
+    ) from None
 from pycollective.comm import (
     Communicator,
     Persistent,

@@ -14,7 +14,7 @@ import numpy as np
 
 OpName: TypeAlias = Literal["sum", "prod", "min", "max", "mean", "and", "or", "xor"]
 
-_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 _UFUNCS: dict[Any, str] = {
     np.add: "sum",
     np.multiply: "prod",
@@ -72,13 +72,20 @@ def op_name(op: Any, dtype: Any = None) -> OpName:
             name = _FUNCTIONS.get(called)
     if name is None:
         raise TypeError(
-            f"op must be one of {', '.join(map(repr, _OPS))}, a pycollective.distribute.ReduceOp, or a "
+            f"op must be one of {', '.join(map(repr, OPS))}, a pycollective.distribute.ReduceOp, or a "
             f"NumPy function of two arguments, not {op!r}. numpy.frompyfunc(f, 2, 1) makes such a "
             "function, except for all_reduce_many, which takes only add, multiply, minimum, maximum, "
             "bitwise_and, bitwise_or and bitwise_xor"
         )
     found: OpName = name
     return found
+
+
+def check_name(argument: str, value: Any, known: Iterable[str]) -> None:
+    """Raise ValueError for a text that is none of the known names."""
+    known = tuple(known)
+    if type(value) is str and value not in known:
+        raise ValueError(f"{argument}={value!r} is unknown; choose one of: {', '.join(known)}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

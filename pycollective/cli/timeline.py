@@ -35,21 +35,32 @@ def add_parser(commands: Any) -> None:
     )
     add = p.add_argument
     add("action", choices=["merge"], help="join the files into one")
-    add("files", nargs="+", type=Path, metavar="FILE", help="a timeline of one process")
+    add(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a timeline of one process, or a folder of timelines",
+    )
     add("-o", "--output", type=options.file, required=True, metavar="FILE", help="the joined file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Join the files and return the exit status."""
-    inputs = [file.resolve() for file in args.files]
+    files = [
+        each
+        for path in args.files
+        for each in (sorted(path.glob("*.json")) if path.is_dir() else [path])
+    ]
+    inputs = [file.resolve() for file in files]
     if len(set(inputs)) < len(inputs):
         raise options.WrongOptionError(ValueError("a timeline is given twice"))
     if Path(args.output).resolve() in inputs:
         text = f"the output {args.output} is one of the timelines: it would be replaced"
         raise options.WrongOptionError(ValueError(text))
     try:
-        count = merge(args.files, args.output)
+        count = merge(files, args.output)
     except (OSError, ValueError) as error:
         raise DataError(str(error)) from None
-    print(f"{args.output}: {count} events of {len(args.files)} files")
+    print(f"{args.output}: {count} events of {len(files)} files")
     return 0

@@ -83,7 +83,8 @@ class Source:
     sizes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.name} ({', '.join(self.variables)})"
+        variables = ", ".join(self.variables)
+        return variables if variables == self.name else f"{self.name} ({variables})"
 
 
 def _launcher(kind: type[ranked.RankedClusterResolver]) -> Source:

@@ -106,7 +106,10 @@ class Moves(Member):
         given: Any = x
         if x is None:
             if out is None or self.rank == root:
-                raise TypeError("broadcast needs x on the root, and x or out on other ranks")
+                raise TypeError(
+                    "broadcast needs x on the root. Other ranks give out=, the array for the result, "
+                    "or x of the same shape and dtype"
+                )
             given = out
         source, target, result = input_and_output(self._result, given, out)
         call = Call(
@@ -313,7 +316,10 @@ class Moves(Member):
             )
             agreed = part
         elif out is None or self.rank == root:
-            raise TypeError("scatter needs x on the root, and x or out on other ranks")
+            raise TypeError(
+                "scatter needs x on the root. Other ranks give out=, the array for the result, or x of "
+                "the same shape and dtype"
+            )
         else:
             target, result = output_for(self._result, out, None, None)
             agreed = target.shape

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pycollective import _core
-from pycollective.algorithms import Algorithm
-from pycollective.arguments import op_name, rank_number, switch, whole
+from pycollective.algorithms import Algorithm, names
+from pycollective.arguments import OPS, check_name, op_name, rank_number, switch, whole
 from pycollective.comm.arrays import (
     Array,
     CallerArray,
@@ -96,7 +96,8 @@ class Reductions(Member):
             Sums and products of ints wrap around, also before a mean divides. A mean of ints is rounded
             toward zero. A NaN in any contribution gives NaN in "min" and "max". Operations on bits are
             bitwise for ints and logical for bools. float16 and bfloat16 are computed in float32. They
-            are rounded to nearest even: once at the end with "direct", else after every step. Complex
+            are rounded to nearest even: once at the end with "direct" among ranks that share memory,
+            else after every step. Complex
             numbers have "sum", "prod" and "mean"; bools have "min", "max", "and", "or" and "xor".
 
             ``np.add``, ``np.multiply``, ``np.minimum``, ``np.maximum``, ``np.bitwise_and``,
@@ -365,6 +366,9 @@ class Reductions(Member):
         reproducible, async_op = switch("reproducible", reproducible), switch("async_op", async_op)
         bytes_per_pack = whole("bytes_per_pack", bytes_per_pack, 0, sys.maxsize)
         sources = [as_input(x) for x in several("arrays", arrays)]
+        if not sources:  # no call reaches the core, which checks the names
+            check_name("op", op, OPS)
+            check_name("algorithm", algorithm, (DEFAULT_ALGORITHM, *names("all_reduce")))
         op = op_name(op, sources[0].dtype if sources else None)
         if any(type(x) is not np.ndarray for x in sources):
             check_one_device(sources)

@@ -43,8 +43,9 @@ class Work(Generic[R]):
     """A call that runs while the program does something else.
 
     Until the call is done, do not change its inputs or use ``out``, and keep the communicator. The
-    arrays stay alive while the call runs, even if the program drops the work. `wait` and `result`
-    raise the error of the call. A ``with`` block waits at its end::
+    arrays stay alive while the call runs. Call `wait`, or `done` until it returns True, for each
+    work: this also writes results to an ``out`` that is not contiguous. `wait` and `result` raise the
+    error of the call. A ``with`` block waits at its end::
 
         with comm.all_reduce(a, out=a, async_op=True), comm.all_reduce(b, out=b, async_op=True):
             ...  # both calls run

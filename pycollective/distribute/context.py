@@ -154,7 +154,9 @@ class Scope:
         creators.stack = inside
         return self._strategy
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            self._strategy.extended.scope_failed(error)
         entries, modes = state.entries, state.modes
         indices = [i for i, entry in enumerate(entries) if entry.scope is self]
         if not indices:

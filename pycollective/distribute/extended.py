@@ -19,7 +19,7 @@ from pycollective.distribute.cross_device_ops import (
     check_not_empty,
     checked_pairs,
 )
-from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reduce_op import ReduceOp, check_sum
 from pycollective.distribute.replicas import Replicas
 from pycollective.distribute.values import (
     DistributedValues,
@@ -86,6 +86,7 @@ class StrategyExtended(Replicas):
             return value
         if not isinstance(value, DistributedValues):
             return self._over_workers(op, self._reduce_plain(op, value))
+        check_sum("reduce_to", op, value.values[0])
         ops = self.cross_device_ops_for(value, destinations)
         return self._over_workers(op, ops.reduce(op, value, destinations, options))
 

@@ -84,6 +84,9 @@ class AnyExtended(Protocol):
     ) -> GradientReduction | None:
         """Begin an all-reduce whose arrays follow one by one, if the strategy can."""
 
+    def scope_failed(self, error: BaseException) -> None:
+        """Note an error that ended the block of a scope."""
+
     def abort_collectives(self, reason: str, threads: ReplicaThreads | None = None) -> None:
         """Abort the collectives of the replicas in some threads."""
 

@@ -160,6 +160,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._member = member
         described = _described(member, resolver, cluster_resolver is not None, sources)
         if member is None or member.size == 1:
+            if launch.thread_ranks.count > 1:
+                raise RuntimeError(
+                    f"this thread is one of {launch.thread_ranks.count} ranks of spawn, but workers are "
+                    "processes: leave threads=True out of spawn, or use MirroredStrategy in one rank"
+                )
             _log.info(
                 "Single-worker MultiWorkerMirroredStrategy with local_devices = %r, "
                 "communication = %s%s",

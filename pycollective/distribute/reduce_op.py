@@ -88,3 +88,9 @@ def finished(total: Array, dtype: np.dtype[Any], reduce_op: ReduceOp, replicas: 
     if reduce_op is ReduceOp.MEAN and dtype.kind in "iub":
         return array_backend.asarray(total / replicas)
     return total if total.dtype == dtype else total.astype(dtype)
+
+
+def check_sum(call: str, op: ReduceOp, value: Any) -> None:
+    """Raise TypeError for a sum of bools, which would count nothing."""
+    if op is ReduceOp.SUM and getattr(value, "dtype", None) == np.dtype(bool):
+        raise TypeError(f"{call}('SUM') needs numbers, got bool; use tf.cast() to count values")

@@ -14,7 +14,7 @@ from pycollective.array_backend import Array
 from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.context import Mode, current_mode, entered
 from pycollective.distribute.interfaces import AnyContext, AnyStrategy
-from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reduce_op import ReduceOp, check_sum
 from pycollective.distribute.replica_threads import Collective, ReplicaRun, ReplicaThreads
 from pycollective.distribute.values import check_gather_axis, regroup, select_replica
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor, record_many
@@ -127,6 +127,9 @@ class ReplicaContext:
         sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices)]
         dense = [i for i in range(len(leaves)) if i not in sparse]
         inputs = [as_tensor(leaves[i]) for i in dense]
+        if op is ReduceOp.SUM:
+            for tensor in inputs:
+                check_sum("all_reduce", op, tensor)
         reduced = extended.reduce_in_replica(self, op, [t.array for t in inputs], options)
 
         # The gradient of a sum over the replicas is the sum of the replicas' gradients.

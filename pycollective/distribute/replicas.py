@@ -251,6 +251,10 @@ class Replicas:
         except ValueError as error:
             raise MismatchError(f"{what}: {error}") from error
 
+    def scope_failed(self, error: BaseException) -> None:
+        """Note an error that ended the block of a scope, such as one of a callback in `Model.fit`."""
+        self.workers.failed(error)
+
     def abort_collectives(self, reason: str, threads: ReplicaThreads | None = None) -> None:
         """Abort the collectives of the replicas in some threads, because one has failed."""
 
@@ -341,8 +345,14 @@ class Replicas:
             require_cross_replica(strategy)
         if not (state.modes and has_strategy()):
             makers = (*creators.stack, self.create_variable)
+        if self.workers.failure:
+            self.workers.compare_failures()
         if self.num_local_replicas == 1:
-            return self._call(strategy, 0, None, makers, fn, args, kwargs)
+            try:
+                return self._call(strategy, 0, None, makers, fn, args, kwargs)
+            except BaseException as error:
+                self.workers.failed(error)
+                raise
         if self._process != os.getpid():  # a forked process does not have the threads
             self.start_afresh()
         if makers is None:
@@ -356,7 +366,11 @@ class Replicas:
 
         with self._threads_of_run() as threads, shared_among(self.num_local_replicas):
             self.begin_run(threads)
-            return regroup(threads.run(replica, abort, self._timeout))
+            try:
+                return regroup(threads.run(replica, abort, self._timeout))
+            except BaseException as error:
+                self.workers.failed(error)
+                raise
 
     @contextmanager
     def _threads_of_run(self) -> Iterator[ReplicaThreads]:

@@ -16,7 +16,7 @@ from pycollective.distribute.describe import describe
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.input import distribute_dataset, distribute_from_function
-from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reduce_op import ReduceOp, check_sum
 from pycollective.distribute.replica_context import ValueContext
 from pycollective.distribute.values import (
     DistributedValues,
@@ -165,7 +165,8 @@ class Strategy:
             require_cross_replica(self)
         op = ReduceOp.of(reduce_op)
         if axis is None and (total := self.extended.reduced_on_host(op, value)) is not None:
-            return _number(op, total)
+            check_sum("reduce", op, total)
+            return total
         axes = None if axis is None else _check_axis(axis)
         if nest.is_nested(value):
             return nest.map_structure(lambda v: self._reduce_one(op, v, axes), value)
@@ -174,7 +175,9 @@ class Strategy:
     def _reduce_one(self, op: ReduceOp, value: Any, axes: tuple[int, ...] | None) -> Any:
         if axes is None:
             total = self.extended.reduced_on_host(op, value)
-            return _number(op, self._reduce_across(op, value) if total is None else total)
+            total = self._reduce_across(op, value) if total is None else total
+            check_sum("reduce", op, total)
+            return total
         replicas = self.extended.num_local_replicas
         components = value.values if isinstance(value, DistributedValues) else (value,) * replicas
         locally = [_sum_within(c, axes, op) for c in components]
@@ -187,7 +190,8 @@ class Strategy:
                 np.errstate(invalid="ignore", divide="ignore"),  # the mean of no elements is NaN
             ):
                 total = Tensor(array_backend.asarray(total.array / total.dtype.type(count)))
-        return _number(op, Tensor(narrowed(total.array, dtype)) if is_half(dtype) else total)
+        check_sum("reduce", op, total)
+        return Tensor(narrowed(total.array, dtype)) if is_half(dtype) else total
 
     def _reduce_across(self, op: ReduceOp, value: Any) -> Any:
         reduced = self.extended.reduce_to(op, value, "cpu:0")
@@ -361,13 +365,6 @@ class Strategy:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self.extended.worker_devices)}>"
-
-
-def _number(op: ReduceOp, total: Any) -> Any:
-    """Return the result of a reduction; raise TypeError for a sum of bools, which counts nothing."""
-    if op is ReduceOp.SUM and getattr(total, "dtype", None) == np.dtype(bool):
-        raise TypeError("reduce('SUM') needs numbers, got bool; use tf.cast() to count values")
-    return total
 
 
 def _check_axis(axis: Any) -> tuple[int, ...]:

@@ -73,6 +73,8 @@ class Workers:
         all workers can restart.
     has_saved : bool
         True if this group of workers has written a checkpoint.
+    failure : str
+        An error of this worker's program since the last call, which other workers may not have had.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Workers:
         self.index = 0 if communicator is None else communicator.rank
         self.worker_waits: Callable[[], bool] | None = None
         self.has_saved = False
+        self.failure = ""
         self._heartbeat: _Heartbeat | None = None
         if communicator is None:
             return
@@ -124,18 +127,20 @@ class Workers:
         return self._of_all(number, "max")
 
     def _of_all(self, number: int, op: OpName) -> int:
-        if self.communicator is None:
+        group = self._group()
+        if group is None:
             return number
-        return int(self.communicator.all_reduce(np.asarray(number, np.int64), op))
+        return int(group.all_reduce(np.asarray(number, np.int64), op))
 
     def reduce(self, op: ReduceOp, array: Array) -> Array:
         """Return the sum or the mean of the workers' arrays; round halves once, at the end."""
-        if self.communicator is None:
+        group = self._group()
+        if group is None:
             return array
         work = work_dtype(array.dtype, op)
         mean = op is ReduceOp.MEAN and array.dtype.kind not in "iub"
         host = array_backend.to_numpy(array).astype(work, copy=False)
-        total = self.communicator.all_reduce(host, "mean" if mean else "sum")
+        total = group.all_reduce(host, "mean" if mean else "sum")
         return array_backend.asarray(finished(total, array.dtype, op, self.count), like=array)
 
     def reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
@@ -151,20 +156,22 @@ class Workers:
 
     def gather(self, array: Array, axis: int) -> tuple[Array, int]:
         """Return the workers' arrays joined along an axis, and the offset of this worker's array."""
-        if self.communicator is None:
+        group = self._group()
+        if group is None:
             return array, 0
         rows = np.moveaxis(array_backend.to_numpy(array), axis, 0)
-        lengths = self.communicator.all_gather(np.asarray([len(rows)], np.int64))
-        whole = self.communicator.all_gather(np.ascontiguousarray(rows), ragged=True)
+        lengths = group.all_gather(np.asarray([len(rows)], np.int64))
+        whole = group.all_gather(np.ascontiguousarray(rows), ragged=True)
         joined = np.ascontiguousarray(np.moveaxis(whole, 0, axis))
         return array_backend.asarray(joined, like=array), int(lengths[: self.index].sum())
 
     def from_first(self, array: Array) -> Array:
         """Return worker 0's array; all workers must pass an array of the same shape and dtype."""
-        if self.communicator is None:
+        group = self._group()
+        if group is None:
             return array
         host = np.ascontiguousarray(array_backend.to_numpy(array)).reshape(array.shape)
-        return array_backend.asarray(self.communicator.broadcast(host), like=array)
+        return array_backend.asarray(group.broadcast(host), like=array)
 
     def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
         """Return worker 0's slices."""
@@ -176,6 +183,34 @@ class Workers:
         return IndexedSlices(values, indices, slices.dense_shape)
 
     # Agreement ----------------------------------------------------------------------------------
+
+    def failed(self, error: BaseException) -> None:
+        """Note an error after which this worker may go on, and which the others may not have had.
+
+        Their collectives could match later ones of this worker. So this worker's next call compares.
+        """
+        if self.communicator is not None and not self.failure:
+            self.failure = f"{type(error).__name__}: {error}"
+
+    def compare_failures(self) -> None:
+        """Raise a MismatchError on all workers unless each of them calls this function now."""
+        failure, self.failure = self.failure, ""
+        if self.communicator is None:
+            return
+        try:
+            self.communicator.barrier()
+        except MismatchError as error:
+            raise with_text(
+                error,
+                f"worker {self.index} went on after an error that other workers did not have "
+                f"({failure}): {error}",
+            ) from None
+
+    def _group(self) -> Communicator | None:
+        """Return the communicator for a collective, after the comparison that may be due."""
+        if self.failure:
+            self.compare_failures()
+        return self.communicator
 
     def every(self, value: str, text: str) -> str:
         """Return ``""`` if all workers have the same value, else the workers' texts."""
@@ -195,11 +230,12 @@ class Workers:
         make a call, its collectives could match other calls of the other workers. This method's
         collective has a dtype that no other call uses, so it matches no other call.
         """
-        if self.communicator is None:
+        group = self._group()
+        if group is None:
             return
         digest = hashlib.sha256(same.encode()).digest()
         try:
-            digests = self.communicator.all_gather(np.frombuffer(digest, _BEGINNING))
+            digests = group.all_gather(np.frombuffer(digest, _BEGINNING))
         except (CollectiveTimeoutError, MismatchError, PeerLostError) as error:
             raise with_text(error, f"{what} needs every worker: {error}") from None
         if (digests != digests[0]).any():
@@ -242,8 +278,9 @@ class Workers:
 
     def barrier(self) -> None:
         """Wait until every worker calls this method."""
-        if self.communicator is not None:
-            self.communicator.barrier()
+        group = self._group()
+        if group is not None:
+            group.barrier()
 
     def abort(self, reason: str) -> None:
         """Abort every worker's current or next call; the error names this worker and the reason."""

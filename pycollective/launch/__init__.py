@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +53,14 @@ _MISSING_RANKS = (
     "the links"
 )
 
+
+class _ThreadRanks(threading.local):
+    """The number of ranks in this thread's call of `spawn`, if the ranks are threads."""
+
+    count = 1
+
+
+thread_ranks = _ThreadRanks()
 _launched: weakref.WeakSet[Communicator] = weakref.WeakSet()
 """This process's communicator in the launcher's shared memory, while the program holds it."""
 _joined: set[tuple[int, int, int]] = set()

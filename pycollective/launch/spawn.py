@@ -25,7 +25,7 @@ from pycollective.comm import DEFAULT_TIMEOUT, Communicator, local_group
 from pycollective.comm.member import abort_with_parts
 from pycollective.environment import MAX_RANKS
 from pycollective.errors import CollectiveError, RankError
-from pycollective.launch import cores, init, launcher, leave_all
+from pycollective.launch import cores, init, launcher, leave_all, thread_ranks
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack
@@ -198,6 +198,7 @@ def _in_threads(
     ends: queue.SimpleQueue[_End] = queue.SimpleQueue()
 
     def rank(comm: Communicator) -> None:
+        thread_ranks.count = size
         ends.put(_run(comm, fn, args))
 
     ranks = [

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pycollective.environment import enumerated
 from pycollective.launch import secret
 from pycollective.launch.handshake import Channel, HandshakeError, Refused, introduce
 
@@ -136,8 +137,8 @@ def of_environment(environment: Mapping[str, str]) -> Tls | None:
     if len(missing) == len(_NAMES):
         return None
     if missing:
-        there = ", ".join(name for name in _NAMES if name not in missing)
-        raise ValueError(f"{there} is set, and {', '.join(missing)} is not: TLS needs all three")
+        there = enumerated(name for name in _NAMES if name not in missing)
+        raise ValueError(f"{there} set, and {enumerated(missing)} not: TLS needs all three")
     key = environment[KEY]
     with contextlib.suppress(OSError):  # `Tls` reports a missing file
         try:

@@ -291,6 +291,8 @@ def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
         raise TypeError(
             f"a {type(value).__name__} with dtype {found} cannot become a tensor; tensors hold "
             "bools, integers and floating-point numbers"
+            + ". Datasets and StringLookup take texts as arrays and lists"
+            * (found.kind in "US")
         )
     if not found.isnative:
         array = array.astype(found.newbyteorder("="))

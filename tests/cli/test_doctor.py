@@ -91,7 +91,7 @@ def test_wrong_description_lists_each_problem_and_ignored_sources(environ, capsy
         ({"PYCOLLECTIVE_TRANSPORT": "x"}, "PYCOLLECTIVE_TRANSPORT='x' is unknown"),
         ({"PYCOLLECTIVE_HEARTBEAT": "x"}, "PYCOLLECTIVE_HEARTBEAT='x' is not a positive"),
         ({"PYCOLLECTIVE_SECRET": "short"}, "the secret in PYCOLLECTIVE_SECRET has 5 bytes"),
-        ({"PYCOLLECTIVE_TLS_CERT": "a"}, "PYCOLLECTIVE_TLS_CA is not: TLS needs all three"),
+        ({"PYCOLLECTIVE_TLS_CERT": "a"}, "PYCOLLECTIVE_TLS_CA are not: TLS needs all three"),
         ({"PYCOLLECTIVE_CHECK_ADDRESSES": "x"}, "PYCOLLECTIVE_CHECK_ADDRESSES='x': must be 0 or 1"),
     ],
 )

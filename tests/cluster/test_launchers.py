@@ -311,7 +311,7 @@ ALONE = "to run this process alone, set PYCOLLECTIVE_RANK=0 and PYCOLLECTIVE_SIZ
          "are set and PYCOLLECTIVE_ADDRESS is not: set it to host:port of rank 0"),
         ({"TF_CONFIG": tf_config(["127.0.0.1:1"], 0), "OMPI_COMM_WORLD_RANK": "1",
           "OMPI_COMM_WORLD_SIZE": "2"},
-         r"OMPI_COMM_WORLD_SIZE=2 means .*, but TF_CONFIG \(TF_CONFIG\), which has precedence, "
+         r"OMPI_COMM_WORLD_SIZE=2 means .*, but TF_CONFIG, which has precedence, "
          "describes one: remove one of the two descriptions; to run this"),
         ({"PYCOLLECTIVE_ADRESS": "a:1"}, "PYCOLLECTIVE_ADRESS is set, but pycollective reads no such "
          r"variable: did you mean PYCOLLECTIVE_ADDRESS\?"),

@@ -255,7 +255,7 @@ def test_broadcast_without_x_and_out_raises_type_error(on_ranks):
     def work(comm):
         if comm.rank == 0:
             return comm.broadcast(np.arange(3.0))
-        with pytest.raises(TypeError, match="needs x on the root, and x or out on other ranks"):
+        with pytest.raises(TypeError, match="needs x on the root. Other ranks give out="):
             comm.broadcast(None)
         return comm.broadcast(None, out=np.empty(3))
 
@@ -343,3 +343,12 @@ def test_group_of_the_core_refuses_a_rank_that_it_does_not_have(name, rank):
         getattr(_core.ThreadGroup(2), name)(rank)
     with pytest.raises(TypeError):
         _core.Communicator(None, 0)
+
+
+def test_names_are_checked_also_without_arrays():
+    (comm,) = pc.local_group(1)
+    assert comm.all_reduce_many([]) == []
+    with pytest.raises(ValueError, match="op='foo' is unknown; choose one of: sum, prod"):
+        comm.all_reduce_many([], "foo")
+    with pytest.raises(ValueError, match="algorithm='rong' is unknown; choose one of: auto, ring"):
+        comm.all_reduce_many([], algorithm="rong")

@@ -95,7 +95,7 @@ def test_log_line_names_the_description_of_the_cluster(no_launcher, monkeypatch,
         (None, f"communication = AUTO; described by TF_CONFIG, not by {torchrun}"),
         (
             SimpleClusterResolver(spec, "", "worker", 0),
-            f"; described by Simple, an argument, not by TF_CONFIG (TF_CONFIG), {torchrun}",
+            f"; described by Simple, an argument, not by TF_CONFIG, {torchrun}",
         ),
     ):
         caplog.clear()

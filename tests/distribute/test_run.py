@@ -98,7 +98,7 @@ def test_all_reduce_is_differentiable(strategy):
         assert float(g) == 2 * (2.0 + r) * n * (n + 1) / 2
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "uint8", "bool", "int16", "uint32"])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "uint8", "int16", "uint32"])
 def test_all_reduce_keeps_the_dtype(two, dtype):
     x = per_replica(two, lambda r: np.array([1, r, 0], dtype))
     total = two.run(lambda v: d.get_replica_context().all_reduce("SUM", v), args=(x,))
@@ -107,6 +107,27 @@ def test_all_reduce_keeps_the_dtype(two, dtype):
         assert v.dtype == dtype
     mean = two.reduce("MEAN", x, axis=None)
     np.testing.assert_allclose(mean.numpy(), [1.0, 0.5, 0.0])
+
+
+def test_the_sum_of_bools_is_refused_everywhere(two):
+    """Such a sum would be true or false, and not a number."""
+    x = per_replica(two, lambda r: np.array([True, r == 0]))
+
+    def merged(strategy, value):
+        return strategy.extended.reduce_to("SUM", value, value)
+
+    def replica(value):
+        return d.get_replica_context().merge_call(merged, args=(value,))
+
+    for call, text in (
+        (lambda v: d.get_replica_context().all_reduce("SUM", v), "all_reduce"),
+        (replica, "reduce_to"),
+    ):
+        with pytest.raises(
+            TypeError, match=rf"{text}\('SUM'\) needs numbers, got bool; use tf.cast"
+        ):
+            two.run(call, args=(x,))
+    assert two.reduce("MEAN", x, axis=None).numpy().tolist() == [1.0, 0.5]
 
 
 def test_a_mean_of_narrow_ints_does_not_overflow(two):

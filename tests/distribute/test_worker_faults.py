@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 from ports import free_ports
-from workers import ended, start
+from workers import ended, run, start
 
 pytestmark = [
     pytest.mark.slow,
@@ -245,3 +246,75 @@ def test_all_workers_save_the_same_step_when_one_gets_sigterm(tmp_path):
     assert 20 <= again[0]["begun"] < 300
     assert again[0]["v"] == again[0]["begun"]
     assert again[0]["done"] == 300
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_worker_that_goes_on_after_its_own_error_stops_all(tmp_path, replicas):
+    """Its next steps would otherwise be added to earlier steps of the other workers."""
+    body = """
+me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+strategy = strategy_of()
+
+def step(number, who):
+    if number == 2 and me in who:
+        raise ValueError("bad batch")
+    return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(10.0**number))
+
+def steps(who):
+    found = []
+    for number in range(5):
+        try:
+            value = strategy.run(step, args=(number, who))
+            found.append(float(strategy.experimental_local_results(value)[0]) / R)
+        except ValueError:
+            found.append("skipped")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+            break
+    return found
+
+print(json.dumps([steps([0, 1]), steps([1])]))
+"""
+    done = run(tmp_path, 2, body, replicas)
+    assert done.codes == [0, 0], done
+    both, first = zip(*map(json.loads, done.outputs), strict=True)
+    assert both == ([2, 20, "skipped", 2000, 20000],) * 2
+    assert first[0][:2] == [2, 20]
+    assert first[1][:3] == [2, 20, "skipped"]
+    for found in first:
+        assert re.match(r"MismatchError: .*called barrier #\d+", found[-1]), first
+    assert (
+        "worker 1 went on after an error that other workers did not have (ValueError: bad"
+        in (first[1][-1])
+    )
+
+
+def test_worker_that_begins_fit_again_after_an_error_stops_all(tmp_path):
+    body = """
+me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+strategy = strategy_of()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+class Fails(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1 and me == 1:
+            raise OSError("the disk is full")
+
+X = np.ones((40, 1), "float32")
+for callbacks in ([Fails()], []):
+    try:
+        model.fit(X, X, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+        print("trained")
+    except Exception as error:
+        print(type(error).__name__, error)
+        if not isinstance(error, OSError):
+            break
+"""
+    done = run(tmp_path, 2, body)
+    assert "trained" not in "".join(done.outputs), done
+    assert done.outputs[0].startswith("MismatchError "), done
+    assert re.match(r"OSError the disk is full\nMismatchError worker 1 went on", done.outputs[1]), (
+        done
+    )

@@ -438,3 +438,16 @@ def raises_of_an_unknown_module(comm):
 def test_error_of_a_class_that_the_parent_lacks_is_a_rank_error():
     with pytest.raises(pc.RankError, match="the real error"):
         pc.spawn(raises_of_an_unknown_module, 2)
+
+
+def test_workers_are_no_threads():
+    """Each thread would otherwise train alone."""
+
+    def work(comm):
+        pc.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
+
+    with pytest.raises(
+        RuntimeError, match="this thread is one of 2 ranks of spawn, but workers are proc"
+    ):
+        pc.spawn(work, 2, threads=True)
+    pc.spawn(work, 1, threads=True)

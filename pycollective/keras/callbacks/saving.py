@@ -131,8 +131,8 @@ class BackupAndRestore(Callback):
     The state is a checkpoint of the model, its optimizer, the position of training and, within an
     epoch, its metrics. A checkpoint is written completely or not at all. A program that is started
     again with the same callback restores the state, and resumes after the last saved step. The
-    earlier batches of that epoch are read and skipped, so the input should have the same order
-    (``shuffle=False``, or a seed).
+    earlier batches of that epoch are read and skipped. So the input should have the same order in each
+    epoch: ``shuffle=False``, or a dataset with a seed and ``reshuffle_each_iteration=False``.
 
     Parameters
     ----------
