@@ -162,6 +162,12 @@ def _module(name: str) -> Any:
 
 def _no_attribute(name: str) -> str:
     """Return the message for a missing attribute, with the public name that the caller may mean."""
+    if name in _module("other_names").ABSENT:
+        instead = "; tf.keras.callbacks.TensorBoard writes summaries" * (name == "summary")
+        return (
+            f"pycollective has no counterpart of TensorFlow's package tf.{name}{instead}. "
+            "docs/reference/coverage.md lists the names that exist"
+        )
     calls = {one: f"Communicator.{one}" for one in dir(Communicator) if one[0] != "_"}
     meant = _module("other_names").meant(name, calls | {one: one for one in __dir__()})
     text = f"module 'pycollective' has no attribute {name!r}"

@@ -45,6 +45,13 @@ OURS = {name: f"Communicator.{ours}" for ours, names in _METHODS.items() for nam
 OURS |= {name: ours for ours, names in _OTHERS.items() for name in names.split()}
 """The package's name for each of the others' names."""
 
+ABSENT = frozenset(
+    "audio autodiff autograph bitwise debugging graph_util image io linalg lite lookup mlir profiler "
+    "quantization queue ragged raw_ops saved_model sets signal sparse strings summary sysconfig test tpu "
+    "version xla".split()
+)
+"""Packages of TensorFlow without a counterpart."""
+
 
 def ours(name: str) -> str | None:
     """Return the package's name for a function of mpi4py, Horovod or torch.distributed, or None.

@@ -128,3 +128,11 @@ def test_misspelt_method_of_a_communicator_is_suggested_by_python(name, tmp_path
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert "Did you mean: 'all_reduce'?" in done.stderr
+
+
+def test_packages_of_tensorflow_without_a_counterpart_are_named():
+    for name in other_names.ABSENT:
+        with pytest.raises(AttributeError, match=f"no counterpart of TensorFlow's package tf.{name}"):
+            getattr(pc, name)
+    with pytest.raises(AttributeError, match="tf.keras.callbacks.TensorBoard writes summaries"):
+        pc.summary  # noqa: B018

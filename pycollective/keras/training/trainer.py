@@ -359,7 +359,8 @@ class Trainer(Learner):
         Returns
         -------
         ndarray, or a nest of ndarrays
-            The outputs of all examples, along the first axis. Every worker gets all of them.
+            The outputs of all examples, along the first axis. Every worker gets all of them. Those of
+            a distributed dataset are in the order of its steps, and of the replicas in each.
 
         Raises
         ------
