@@ -129,7 +129,8 @@ bool DirectExecution::is_awaited(int rank) const {
   if (may_distribute_ || (!has_exchange() && !has_publishing())) return true;  // also in a barrier
   const bool consumes = contains_rank(roles_->consumers, board_.rank());
   const bool copies_out = contains_rank(roles_->readers, board_.rank());
-  return (consumes && is_source(rank)) || (copies_out && is_publisher(rank));
+  return (consumes && is_source(rank)) || (copies_out && is_publisher(rank)) ||
+         (may_write_ && contains_rank(roles_->readers, rank));
 }
 
 bool DirectExecution::has_exchange() const { return roles_->sources != Roles::none; }
@@ -319,7 +320,10 @@ bool DirectExecution::post() {
     const bool reduces = call_.collective == Collective::reduce;
     if (reduces && board_.size() > kCentralReduceRanks) roles_ = &kDistributedReduce;
     is_cut_ = has_exchange() && has_publishing();
-    const bool writable = is_cut_ || reduces;  // by the peers
+    const bool copies =
+        (call_.collective == Collective::gather || call_.collective == Collective::broadcast) &&
+        std::max(input_bytes(call_.root), output_bytes(call_.root)) >= kSharedCopyBytes;
+    const bool writable = is_cut_ || reduces || copies;  // by the peers
     auto& operands = slot.operands;
     operands = {in ? board_.handle_of(call_.input, in) : 0,
                 out && writable ? board_.handle_of(call_.output, out) : 0,
@@ -332,6 +336,7 @@ bool DirectExecution::post() {
                 0};
     const bool input_is_mapped = operands.input != 0;
     output_is_mapped_ = operands.output != 0;
+    may_write_ = copies && is_publisher(rank) && input_is_mapped;
     const bool is_mapped =
         in != 0 && input_is_mapped && (out == 0 || !is_cut_ || output_is_mapped_);
     way_ = board_.begin_long_call(call_.collective, unit_,
@@ -624,6 +629,7 @@ bool DirectExecution::try_produce() {
     }
   }
   if (publishes) {
+    if (may_write_ && !have_posted()) return false;
     if (!consumes && copying_out_.bytes && published_ahead_ > lookahead_) return false;
     const bool stages = is_cut_ ? !output_is_read_ : !input_is_read_;
     if (stages && board_.has_staging() && producing_.output_end > board_.output_bytes() &&
@@ -640,7 +646,7 @@ bool DirectExecution::try_produce() {
         !stages && !reduces(call_.collective) && reads_remotely(&DirectExecution::is_source);
     consume(joins ? join_blocks(producing_) : producing_);
   } else {
-    publish(producing_);
+    publish(writes_part() ? join_blocks(producing_) : producing_);
   }
   auto& counters = board_.counters(rank);
   if (consumes) counters.consumed.store(producing_.input_end, std::memory_order_release);
@@ -778,10 +784,28 @@ void DirectExecution::consume(const Block& block) {
 
 void DirectExecution::publish(const Block& block) {
   const Span own = input_span(block, board_.rank());
+  if (may_write_) {
+    PeerAccess access(board_, endpoint_, true);
+    const std::size_t theirs = readers_share(own.bytes);
+    const std::byte* from = call_.input + own.offset + theirs;
+    for (int r = 0; r < board_.size(); ++r) {
+      std::byte* to = board_.peers[static_cast<std::size_t>(r)].output;
+      if (r == board_.rank() || !to) continue;
+      to += output_span(block, board_.rank()).offset + theirs;
+      if (to != from) write(to, from, own.bytes - theirs);
+    }
+    access.check();
+  }
   if (!input_is_read_) {
     write_for_peers(published(board_.rank(), block), call_.input + own.offset, own.bytes);
   }
   copy_own(block);
+}
+
+std::size_t DirectExecution::readers_share(std::size_t bytes) const {
+  if (call_.collective != Collective::broadcast) return 0;
+  const auto size = static_cast<std::size_t>(board_.size());
+  return bytes / size * (size - 1) / kCacheLine * kCacheLine;
 }
 
 // Copies this rank's part from its own input to its output.
@@ -819,6 +843,7 @@ bool DirectExecution::try_copy_out() {
   const bool due =
       !produces || (producing_.bytes ? published_ahead_ > lookahead_ : published_ahead_ > 0);
   if (!due || !have_posted()) return false;
+  if (try_copy_share()) return true;
   // An input that is read remotely is complete from the beginning.
   const bool joins = !is_cut_ && reads_remotely(&DirectExecution::is_publisher);
   if (!joins && !reached(&Board::Counters::published, copying_out_.output_end,
@@ -839,6 +864,8 @@ bool DirectExecution::try_copy_out() {
     const auto& peer = board_.peers[static_cast<std::size_t>(r)];
     return is_cut_ ? peer.remote_output : peer.remote_input;
   };
+  // The publishers with mapped parts write to this rank's output.
+  const bool is_written_to = !is_cut_ && output_is_mapped_;
   bool in_place = false;
   for (int r = 0; r < size; ++r) {
     in_place = in_place || (r != rank && (mapped_of(r) || remote_of(r)));
@@ -855,6 +882,7 @@ bool DirectExecution::try_copy_out() {
       continue;
     }
     const std::byte* mapped = mapped_of(peer);
+    if (mapped && is_written_to) continue;
     const std::byte* from = mapped ? mapped + offset : published(peer, block);
     write(call_.output + to.offset, from, to.bytes);
   }
@@ -863,7 +891,21 @@ bool DirectExecution::try_copy_out() {
   board_.counters(rank).copied_out.store(copying_out_.output_end, std::memory_order_release);
   board_.wake_others();
   --published_ahead_;
+  share_is_copied_ = false;
   move_to_next(copying_out_);
+  return true;
+}
+
+// In a broadcast of mapped arrays, copies this rank's share of the next block, without waiting for
+// that of the root.
+bool DirectExecution::try_copy_share() {
+  const std::byte* from = board_.peers[static_cast<std::size_t>(call_.root)].input;
+  const std::size_t share = readers_share(copying_out_.bytes);
+  if (share_is_copied_ || !output_is_mapped_ || !from || share == 0) return false;
+  PeerAccess access(board_, endpoint_, true);
+  write(call_.output + copying_out_.begin, from + copying_out_.begin, share);
+  access.check();
+  share_is_copied_ = true;
   return true;
 }
 
@@ -874,7 +916,8 @@ bool DirectExecution::is_released() {
                seen_consumed_)) {
     return false;
   }
-  const bool is_read = is_cut_ ? output_is_read_ : input_is_read_ && is_publisher(board_.rank());
+  const bool is_read =
+      is_cut_ ? output_is_read_ : input_is_read_ && is_publisher(board_.rank()) && !writes_part();
   if (is_cut_ && output_is_mapped_ &&
       !reached(&Board::Counters::published, last_.output_end, &DirectExecution::is_peer,
                seen_published_)) {

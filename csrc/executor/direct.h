@@ -19,9 +19,11 @@
 //   - all_gather                                                 the ranks' parts
 //   - barrier          no data
 //
-// Arrays that the peers can map are read in place. Chunks of other arrays pass through the board's
-// staging rings, or are read through the system (support/peer_memory.h). Where rank r combines
-// chunk r, the ranks also write their results to the peers' mapped outputs.
+// Arrays that the peers can map are read in place. If the arrays of both ranks are mapped, both
+// copy: in a gather, each rank writes its part to the root's array. In a broadcast, the root writes
+// a share of each rank's array. Chunks of other arrays pass through the board's staging rings, or
+// are read through the system (support/peer_memory.h). Where rank r combines chunk r, the ranks
+// also write their results to the peers' mapped outputs.
 //
 // In an all_to_all with lengths for each pair of ranks, no rank knows all lengths. So the slots say
 // if a rank's parts are equal. If the parts of all ranks are, the call is like one without lengths.
@@ -125,6 +127,15 @@ class DirectExecution {
   bool is_peer(int) const { return true; }
   bool has_exchange() const;
   bool has_publishing() const;
+  // Returns true if this rank writes its whole part to its only reader, which is known once that
+  // has posted: a gather.
+  bool writes_part() const {
+    return may_write_ && call_.collective == Collective::gather &&
+           board_.peers[static_cast<std::size_t>(call_.root)].output != nullptr;
+  }
+  // Returns the bytes of a block that a reader copies itself if its output is mapped, and the
+  // publisher's input too. The publisher writes the rest.
+  std::size_t readers_share(std::size_t bytes) const;
   // A reduce in which the root combines everything.
   bool is_central() const { return call_.collective == Collective::reduce && !is_cut_; }
 
@@ -157,6 +168,7 @@ class DirectExecution {
   bool try_claim();
   void combine_claimed();
   bool try_copy_out();
+  bool try_copy_share();
   void consume(const Block& block);
   void publish(const Block& block);
   void copy_own(const Block& block);
@@ -194,6 +206,8 @@ class DirectExecution {
   // The peers read this rank's arrays where they are, and write to its output.
   bool input_is_read_ = false, output_is_read_ = false, output_is_mapped_ = false;
   CopyWay way_ = CopyWay::plain;  // of this rank's ordinary arrays
+  bool may_write_ = false;  // this rank writes to those of its readers' outputs that are mapped
+  bool share_is_copied_ = false;  // this rank's share of the block copying_out_
   bool is_cut_ = false;           // rank r combines chunk r of the whole array
   bool may_distribute_ = false;   // a reduce in which all ranks work if all arrays are mapped
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_copied_out_ = 0;

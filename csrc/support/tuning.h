@@ -171,6 +171,10 @@ inline constexpr std::size_t kMappedChunkBytes = std::size_t{4} << 20;
 // When a group starts, its memory for the direct path is allocated up to this size.
 inline constexpr std::size_t kPopulatedBytes = std::size_t{64} << 20;
 
+// From this many bytes of the whole array on, all ranks share the copies of a broadcast or a gather
+// of mapped arrays. Below, waiting for each other takes longer.
+inline constexpr std::size_t kSharedCopyBytes = 512 << 10;
+
 // Blocks that a rank stages ahead, and the same with more ranks than cores.
 inline constexpr int kLookahead = 2;
 inline constexpr int kOversubscribedLookahead = 6;

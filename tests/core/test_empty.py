@@ -15,6 +15,7 @@ from rank_groups import make_group
 
 from pycollective.algorithms import names
 from pycollective.comm import local_group
+from pycollective.launch.spawn import spawn
 
 
 def shm_group(size):
@@ -275,3 +276,40 @@ def test_empty_on_gpu_without_cupy_names_the_extra(monkeypatch):
     (comm,) = local_group(1)
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[cuda12\]'"):
         comm.empty(3, device="gpu")
+
+
+def shared_copies(comm):
+    """Broadcast and gather arrays, of which each may be mapped; return the wrong calls."""
+    wrong, size = [], comm.size
+
+    def array(count, is_mapped):
+        made = comm.empty(count, np.float32) if is_mapped else np.empty(count, np.float32)
+        made[...] = -1
+        return made
+
+    for count in (120_000, 131_072, 400_003):  # one below the size from which all ranks copy
+        for number in range(4 * size):
+            root, flags = number % size, [(number * 37 + r * 11 + count) % 8 for r in range(size)]
+            own, to_root = flags[comm.rank] != 0, flags[root] != 1
+            x = array(count, own)
+            if comm.rank == root:
+                x[...] = np.arange(count)
+            into = x if number % 3 else array(count, to_root)
+            comm.broadcast(x, root=root, out=into)
+            if (into != np.arange(count)).any():
+                wrong.append(("broadcast", count, number))
+            part = array(count // size, own)
+            part[...] = comm.rank
+            out = array(count // size * size, to_root) if comm.rank == root else None
+            comm.gather(part, root=root, out=out)
+            part[...] = -2  # the root must have the part already, or still wait for it
+            if out is not None and (out != np.repeat(np.arange(size), count // size)).any():
+                wrong.append(("gather", count, number))
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("threads", [False, True])
+def test_ranks_share_the_copies_of_a_broadcast_and_a_gather(size, threads):
+    """Any of the arrays may be ordinary, and then the call moves it in another way."""
+    assert spawn(shared_copies, size, threads=threads) == [[]] * size

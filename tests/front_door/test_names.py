@@ -132,7 +132,9 @@ def test_misspelt_method_of_a_communicator_is_suggested_by_python(name, tmp_path
 
 def test_packages_of_tensorflow_without_a_counterpart_are_named():
     for name in other_names.ABSENT:
-        with pytest.raises(AttributeError, match=f"no counterpart of TensorFlow's package tf.{name}"):
+        with pytest.raises(
+            AttributeError, match=f"no counterpart of TensorFlow's package tf.{name}"
+        ):
             getattr(pc, name)
     with pytest.raises(AttributeError, match="tf.keras.callbacks.TensorBoard writes summaries"):
         pc.summary  # noqa: B018
