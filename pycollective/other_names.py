@@ -47,8 +47,8 @@ OURS |= {name: ours for ours, names in _OTHERS.items() for name in names.split()
 
 ABSENT = frozenset(
     "audio autodiff autograph bitwise debugging graph_util image io linalg lite lookup mlir profiler "
-    "quantization queue ragged raw_ops saved_model sets signal sparse strings summary sysconfig test tpu "
-    "version xla".split()
+    "quantization queue ragged raw_ops saved_model sets signal sparse strings summary sysconfig test "
+    "tpu version xla".split()
 )
 """Packages of TensorFlow without a counterpart."""
 
