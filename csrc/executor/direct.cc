@@ -26,6 +26,9 @@ constexpr int kRankBits = 16;
 std::uint64_t claim_of(std::uint64_t position, int rank) {
   return position / kCacheLine << kRankBits | static_cast<std::uint64_t>(rank);
 }
+// In a broadcast, the shares of a reader and of the root begin at multiples of this.
+constexpr std::size_t kShareUnit = 16;
+
 int claimant_of(std::uint64_t claim) { return static_cast<int>(claim & ((1U << kRankBits) - 1)); }
 
 // Announces that this rank reads or writes memory of its peers. A peer that gives up a call first
@@ -805,7 +808,7 @@ void DirectExecution::publish(const Block& block) {
 std::size_t DirectExecution::readers_share(std::size_t bytes) const {
   if (call_.collective != Collective::broadcast) return 0;
   const auto size = static_cast<std::size_t>(board_.size());
-  return bytes / size * (size - 1) / kCacheLine * kCacheLine;
+  return bytes * (size - 1) / size / kShareUnit * kShareUnit;
 }
 
 // Copies this rank's part from its own input to its output.
@@ -916,8 +919,8 @@ bool DirectExecution::is_released() {
                seen_consumed_)) {
     return false;
   }
-  const bool is_read =
-      is_cut_ ? output_is_read_ : input_is_read_ && is_publisher(board_.rank()) && !writes_part();
+  bool is_read = is_cut_ ? output_is_read_ : input_is_read_ && is_publisher(board_.rank());
+  if (writes_part()) is_read = false;
   if (is_cut_ && output_is_mapped_ &&
       !reached(&Board::Counters::published, last_.output_end, &DirectExecution::is_peer,
                seen_published_)) {

@@ -128,8 +128,21 @@ def test_model_ranks_that_die_or_time_out_leave_no_wrong_state(
         # A rank does not wait for remote reads of its input, and of its output.
         ("executor/direct.cc", "input_is_mapped || operands.remote_input != 0;",
          "input_is_mapped;", 2, "none", "reads arrays of rank"),
-        ("executor/direct.cc", "const bool is_read = is_cut_ ? output_is_read_ :",
-         "const bool is_read = is_cut_ ? output_is_mapped_ :", 2, "none", "reads arrays of rank"),
+        ("executor/direct.cc", "bool is_read = is_cut_ ? output_is_read_ :",
+         "bool is_read = is_cut_ ? output_is_mapped_ :", 2, "none", "reads arrays of rank"),
+        # A root of a broadcast does not wait for its readers, or leaves out a part of its share.
+        ("executor/direct.cc", "(may_write_ && contains_rank(roles_->readers, rank));", "false;",
+         2, "none", "wrong byte"),
+        ("executor/direct.cc", "theirs = readers_share(own.bytes);",
+         "theirs = readers_share(own.bytes) + 1;", 2, "none", "wrong byte"),
+        # A rank that writes to a peer's output does not announce it.
+        ("executor/direct.cc", "PeerAccess access(board_, endpoint_, true);\n    const std::size_t",
+         "PeerAccess access(board_, endpoint_, false);\n    const std::size_t",
+         2, "timeout", "writes arrays of rank"),
+        # A rank copies its share of a broadcast, and does not wait for that of the root.
+        ("executor/direct.cc", "  if (!joins && !reached(&Board::Counters::published,",
+         "  if (!joins && !output_is_mapped_ && !reached(&Board::Counters::published,",
+         2, "none", "race in memory"),
         # Remote reads do not check for a failure.
         ("executor/direct.cc", "in_place || peer.input || peer.output || peer.remote_input",
          "in_place || peer.input || peer.output", 2, "timeout", "uses data that it read"),

@@ -896,8 +896,10 @@ void add_programs(std::vector<Program>& list, Collective kind, bool distributed,
                    {kind, 0, 5, 0, 0},
                    {kind, size - 1, 5, 0, 0},
                    {kind, 0, 5, 0, 0}}});
-  // Every combination of mapped arrays. Only outputs of all_reduce and reduce are mapped.
-  const bool written = kind == Collective::all_reduce || kind == Collective::reduce;
+  // Every combination of mapped arrays. Outputs are mapped only in calls in which peers write to
+  // them.
+  const bool written = kind == Collective::all_reduce || kind == Collective::reduce ||
+                       kind == Collective::broadcast || kind == Collective::gather;
   for (unsigned inputs = 0; inputs <= all; ++inputs) {
     for (unsigned outputs = 0; outputs <= (written ? all : 0); ++outputs) {
       // With three ranks: the arrays of no rank, of one rank, and of all ranks.

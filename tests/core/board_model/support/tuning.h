@@ -23,6 +23,7 @@ inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
 inline constexpr std::size_t kMostCacheBytes = std::size_t{128} << 20;
 inline constexpr int kStoreTrials = 3;
 inline constexpr std::size_t kCopyPeriodBytes = std::size_t{256} << 20, kLeastCopyPeriod = 1024;
+inline constexpr std::size_t kSharedCopyBytes = 65;
 inline constexpr int kLookahead = 1;
 inline constexpr int kOversubscribedLookahead = 3;
 
