@@ -90,7 +90,7 @@ cannot="calls_invalid_arguments_raise_clear_errors or async_call_without_a_threa
   or close_after_a_message_without_memory_returns or many_groups_of_threads_leave_nothing_behind
   or recent_full_cache_forgets_the_oldest_entry or forked_process_runs_a_strategy
   or dropped_block_returns_its_memory or rank_without_membarrier_is_woken
-  or messages_are_timed_after_each_page"
+  or messages_are_timed_after_each_page or (share_the_copies and False)"
 files=("$top"/tests/*/test_*.py) chosen=() failed=0
 for ((i = part; i < ${#files[@]}; i += parts)); do chosen+=("${files[i]}"); done
 echo "aarch64: part $((part + 1)) of $parts of the fast tests, ${#chosen[@]} files"
