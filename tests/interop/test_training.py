@@ -303,15 +303,17 @@ def test_fit_in_mixed_float16_equals_keras():
                     keras.Input((5,)),
                     layers.Dense(16, "relu"),
                     layers.Dense(3),
-                    layers.Activation("softmax", dtype="float32"),
+                    layers.Activation("linear", dtype="float32"),
                 ]
             )
-            model.compile("sgd", "sparse_categorical_crossentropy")
+            # Of softmax, Keras on JAX uses no logits, which Keras on TensorFlow and we do.
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("sgd", loss)
             kinds = type(model.optimizer).__name__, {str(w.dtype) for w in model.weights}
             inner = keras.optimizers.SGD(0.1, momentum=0.9)
             # With 2**15 an intermediate result overflows in Keras, but not here.
             optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**10)
-            model.compile(optimizer, "sparse_categorical_crossentropy")
+            model.compile(optimizer, loss)
         finally:
             keras.mixed_precision.set_global_policy("float32")
         before = start(model).get_weights()
