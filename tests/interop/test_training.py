@@ -306,7 +306,7 @@ def test_fit_in_mixed_float16_equals_keras():
                     layers.Activation("linear", dtype="float32"),
                 ]
             )
-            # Of softmax, Keras on JAX uses no logits, which Keras on TensorFlow and we do.
+            # Keras on JAX does not use the logits of softmax. Keras on TensorFlow does, and so do we.
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("sgd", loss)
             kinds = type(model.optimizer).__name__, {str(w.dtype) for w in model.weights}
