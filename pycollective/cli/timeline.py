@@ -52,6 +52,9 @@ def run(args: argparse.Namespace) -> int:
         for path in args.files
         for each in (sorted(path.glob("*.json")) if path.is_dir() else [path])
     ]
+    if not files:
+        text = f"no timeline (*.json) is in {', '.join(map(str, args.files))}"
+        raise options.WrongOptionError(ValueError(text))
     inputs = [file.resolve() for file in files]
     if len(set(inputs)) < len(inputs):
         raise options.WrongOptionError(ValueError("a timeline is given twice"))

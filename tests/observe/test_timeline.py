@@ -203,3 +203,15 @@ def test_timeline_merge_joins_files_and_refuses_others(tmp_path, capsys, monkeyp
         assert "is not a timeline" in capsys.readouterr().err
     assert main(["timeline", "merge", str(tmp_path / "none.json"), "-o", str(target)]) == 2
     assert len(slices(target, "barrier")) == 2
+
+
+def test_timeline_merge_takes_a_folder(tmp_path, capsys):
+    folder, target = tmp_path / "calls", tmp_path / "all.json"
+    folder.mkdir()
+    with pytest.raises(SystemExit):
+        main(["timeline", "merge", str(folder), "-o", str(target)])
+    assert f"no timeline (*.json) is in {folder}" in capsys.readouterr().err
+    for rank in range(2):
+        (folder / f"rank{rank}.json").write_text('{"traceEvents": []}')
+    assert main(["timeline", "merge", str(folder), "-o", str(target)]) == 0
+    assert "0 events of 2 files" in capsys.readouterr().out
