@@ -21,6 +21,8 @@ _TEMPORARY_SUFFIX = ".unfinished"
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16}}{re.escape(_TEMPORARY_SUFFIX)}$")
 #: On a file system without locks, a temporary file that has not changed for this long is abandoned.
 _ABANDONED_SECONDS = 3600.0
+#: The longest file name in bytes, and the length of the ending of `_TEMPORARY`.
+_LONGEST_NAME, _ENDING = 255, 28
 _LOCK_SECONDS = 600.0
 _LOCK_PAUSE_SECONDS = 0.01
 
@@ -117,8 +119,12 @@ def _try_lock(descriptor: int) -> bool | None:
 def _open_temporary(path: str) -> tuple[int, str]:
     """Return the descriptor of a new, locked temporary file, and its name."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    folder, name = os.path.split(path)
+    while _LONGEST_NAME >= len(os.fsencode(name)) > _LONGEST_NAME - _ENDING:
+        name = name[:-1]
+    begin = os.path.join(folder, name)
     while True:
-        temporary = f"{path}.{os.urandom(8).hex()}{_TEMPORARY_SUFFIX}"
+        temporary = f"{begin}.{os.urandom(8).hex()}{_TEMPORARY_SUFFIX}"
         try:
             descriptor = os.open(temporary, flags, 0o666)
         except OSError as error:

@@ -22,6 +22,7 @@ from pycollective import algorithms, array_backend, dtypes
 from pycollective.algorithms import Algorithm
 from pycollective.algorithms.simulation import ROOTED
 from pycollective.comm import Communicator
+from pycollective.launch.description import boot_id
 from pycollective.nccl.device import present_stream
 
 __all__ = [
@@ -38,6 +39,7 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter", "all_reduce_many")
 MANY = 16
 """Number of arrays that `all_reduce_many` joins."""
 _RAGGED = "_ragged"
+_ID_BYTES = 40
 PARTS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 
 Array = NDArray[Any]
@@ -81,8 +83,20 @@ def place(comm: Communicator, device: str) -> tuple[str, int]:
     """Return the type and the number of the device for a rank's arrays."""
     if device == "cpu":
         return "CPU", 0
-    before = comm.hosts[: comm.rank].count(comm.hosts[comm.rank])
+    places = machines(comm)
+    before = places[: comm.rank].count(places[comm.rank])
     return "GPU", before % max(1, array_backend.gpu_count()[0])
+
+
+def machines(comm: Communicator) -> list[str]:
+    """Return the machine of each rank, also where ranks of one machine use TCP; a collective call."""
+    own = np.frombuffer(boot_id().ljust(_ID_BYTES).encode()[:_ID_BYTES], np.uint8)
+    found = comm.all_gather(own).reshape(comm.size, -1)
+    # Without an id, the ranks that share memory are on one machine.
+    return [
+        row.tobytes().decode().strip() or f"host {host}"
+        for row, host in zip(found, comm.hosts, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

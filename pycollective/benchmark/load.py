@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from pycollective.benchmark.cases import machines
 from pycollective.comm import Communicator
 
 _SHORTEST = 0.5
@@ -33,8 +34,9 @@ class OtherLoad:
         sample = np.array([os.getpid(), *(_now() - self._begin)])
         found = comm.all_gather(sample).reshape(comm.size, -1)
         used = []
-        for host in set(comm.hosts):
-            ranks = [rank for rank, other in enumerate(comm.hosts) if other == host]
+        places = machines(comm)
+        for host in set(places):
+            ranks = [rank for rank, other in enumerate(places) if other == host]
             by_process = {row[0]: row[3] for row in found[ranks]}  # ranks may share a process
             _, seconds, busy, _ = found[ranks[0]]
             used.append((busy - sum(by_process.values())) / seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pycollective import __version__
+from pycollective.atomic_files import write_atomically
 from pycollective.benchmark.measure import Row
 from pycollective.plots import mark, mark_seconds, panels, show_legend
 
@@ -57,7 +59,7 @@ def line(row: Row, many: bool) -> str:
 
 
 def write(path: Path, command: str, about: dict[str, Any], results: Sequence[Any]) -> None:
-    """Write the results of a command as JSON."""
+    """Write the results of a command as JSON, with null for numbers that are not finite."""
     report = {
         "command": f"pycollective {command}",
         "version": __version__,
@@ -67,8 +69,18 @@ def write(path: Path, command: str, about: dict[str, Any], results: Sequence[Any
         **about,
         "results": results,
     }
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    text = json.dumps(_finite(report), indent=1, allow_nan=False) + "\n"
+    write_atomically(str(path), text.encode())
     print(f"# written to {path}")
+
+
+def _finite(value: Any) -> Any:
+    """Return a value for JSON, which has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:

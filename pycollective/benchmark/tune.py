@@ -48,6 +48,16 @@ def choose(rows: Sequence[Row]) -> tuning.Rows:
     return found
 
 
+def fastest(rows: Sequence[Row]) -> list[Row]:
+    """Return the fastest row of each case that was measured several times."""
+    found: dict[tuple[str, str, int], Row] = {}
+    for row in rows:
+        case = row.collective, row.algorithm, row.bytes
+        if case not in found or row.p50_us < found[case].p50_us:
+            found[case] = row
+    return list(found.values())
+
+
 def past_cache_from(comm: Communicator) -> int:
     """Measure the total bytes of all ranks' arrays from which on copies should bypass the caches.
 

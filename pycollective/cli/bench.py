@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from pycollective.benchmark.cases import (
     takes,
 )  # fmt: skip
 from pycollective.benchmark.measure import Row, measure_all
-from pycollective.benchmark.tune import choose, past_cache_from
+from pycollective.benchmark.tune import choose, fastest, past_cache_from
 from pycollective.cli import options
 from pycollective.cluster.membership import membership_of_environment
 from pycollective.comm import Communicator
@@ -81,6 +82,7 @@ PYCOLLECTIVE_TUNING ("none": no table), by default pycollective/tuning.json in t
 
 
 _TUNING_TURNS = 3
+_TRANSPORTS = {"shared memory": "shm", "TCP": "tcp"}
 
 
 def add_parser(commands: Any) -> None:
@@ -89,7 +91,8 @@ def add_parser(commands: Any) -> None:
         commands, "bench", run, help="time collectives", description=_DESCRIPTION, epilog=_EPILOG
     )
     add = p.add_argument
-    add("-n", "--ranks", type=options.ranks, default=2, metavar="N", help="number of ranks (2)")
+    add("-n", "--ranks", type=options.ranks, metavar="N",
+        help="number of ranks (2, or those of the group of this process)")  # fmt: skip
     add("-c", "--collective", **options.several(options.one_of([*COLLECTIVES, "all"])),
         metavar="NAME", help=f"one or several of {', '.join(COLLECTIVES)}, all (all_reduce)",
     )  # fmt: skip
@@ -129,16 +132,37 @@ def run(args: argparse.Namespace) -> int:
     try:
         launched = _is_launched(args.transport)
         transport = args.transport or ("group" if launched else forced(os.environ) or "thread")
-        _check(args, args.ranks if transport != "group" else None)
+        ranks = args.ranks or 2
+        _check(args, ranks if transport != "group" else None)
+        if launched and transport == "thread":
+            raise ValueError("--transport thread: leave out the launcher, or time its group")
         if transport in ("shm", "tcp") and not launched:
-            return launcher.run(options.this_program(*args.words), args.ranks, "never", transport)
+            return launcher.run(options.this_program(*args.words), ranks, "never", transport)
         comm = None if transport == "thread" else init()
+        if comm is not None:
+            _check_group(args, comm)
     except (TypeError, ValueError) as error:
         raise options.WrongOptionError(error) from None
-    if comm is None:
-        return _bench(args, args.ranks, "threads", True, None)
-    with comm:
-        return _bench(args, comm.size, comm.transport, comm.rank == 0, comm)
+    try:
+        if comm is None:
+            return _bench(args, ranks, "threads", True, None)
+        with comm, contextlib.suppress(BrokenPipeError):  # of all ranks: the group has not failed
+            return _bench(args, comm.size, comm.transport, comm.rank == 0, comm)
+        raise BrokenPipeError
+    except MemoryError as error:
+        text = f"there is too little memory ({error}): give a smaller --end, or fewer --iterations"
+        raise options.WrongOptionError(text) from None
+
+
+def _check_group(args: argparse.Namespace, comm: Communicator) -> None:
+    """Raise ValueError if the launcher's group is not the one that the options describe."""
+    if args.ranks not in (None, comm.size):
+        raise ValueError(f"--ranks {args.ranks}: the launcher started {comm.size} ranks")
+    if args.transport and comm.size > 1 and _TRANSPORTS.get(comm.transport) != args.transport:
+        raise ValueError(
+            f"--transport {args.transport}: the launcher's group uses {comm.transport}: start it with "
+            f"pycollective run --transport {args.transport}"
+        )
 
 
 def _is_launched(transport: str | None) -> bool:
@@ -184,7 +208,10 @@ def _check(args: argparse.Namespace, ranks: int | None) -> None:
             raise ValueError(
                 f"--tune has no file to write: {tuning.TUNING} is 'none', or there is no home folder"
             )
-        tuning.prepare(file, __version__)
+        try:
+            tuning.prepare(file, __version__)
+        except OSError as error:
+            raise ValueError(f"--tune cannot write to {tuning.TUNING}, {file}: {error}") from None
     if any(collective in REDUCING for collective in _collectives(args)):
         (alone,) = local_group(1)
         alone.all_reduce(np.zeros(1, dtype_of(args.dtype)), args.op)
@@ -274,28 +301,30 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, prints: bool, c
     if args.device == "gpu":
         place += ", GPU arrays"
     title = f"pycollective {__version__} {title}: {ranks} ranks ({transport}), {place}"
-    if prints:
-        header = report.bench_table(many).header()
-        print(f"# {title}, {len(cases)} lines\n{header}", flush=True)
+    turns = _TUNING_TURNS if args.tune else 1
 
     def on_wait(text: str) -> None:
         print(f"# {text}", file=sys.stderr, flush=True)
 
-    def timed(comm: Communicator) -> tuple[list[Row], float | None]:
+    def timed(comm: Communicator, turn: int) -> tuple[list[Row], float | None]:
         """Time all cases as one rank; return the rows, and the cores that other programs used."""
+        if turn == 0:
+            header = report.bench_table(many).header()
+            _show(comm, f"# {title}, {turns * len(cases)} lines\n{header}")
         other_load = load.OtherLoad(comm)
         found = []
         for row in measure_all(comm, cases, **how, on_wait=on_wait):
             found.append(row)
-            if comm.rank == 0:
-                print(report.line(row, many), flush=True)
+            _show(comm, report.line(row, many))
         return found, other_load.cores()
 
     how = {"iterations": args.iterations, "seconds": args.seconds, "warmup": args.warmup}
     rows: list[Row] = []
     others: list[float] = []
-    for _ in range(_TUNING_TURNS if args.tune else 1):
-        found, busy = spawn(timed, ranks, threads=True)[0] if comm is None else timed(comm)
+    for turn in range(turns):
+        found, busy = (
+            spawn(timed, ranks, turn, threads=True)[0] if comm is None else timed(comm, turn)
+        )
         rows += found
         others += [] if busy is None else [busy]
     wrong = sum(row.wrong for row in rows)
@@ -319,10 +348,23 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, prints: bool, c
             "device": args.device,
             "cores_of_other_programs": most,
         }
-        report.write(args.json, "bench", about, [asdict(row) for row in rows])
+        results = [{**asdict(row), "turn": i // (len(rows) // turns)} for i, row in enumerate(rows)]
+        report.write(args.json, "bench", about, results)
     if args.plot:
-        report.draw(args.plot, rows, title)
+        report.draw(args.plot, fastest(rows), title)
     return 1 if wrong else 0
+
+
+def _show(comm: Communicator, text: str) -> None:
+    """Print lines as rank 0; raise BrokenPipeError on all ranks if nobody reads them."""
+    is_read = True
+    if comm.rank == 0:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            is_read = False
+    if not comm.broadcast(np.array(is_read), 0):
+        raise BrokenPipeError
 
 
 def _remember(rows: list[Row], transport: str, ranks: int, wrong: int, copies: int | None) -> None:

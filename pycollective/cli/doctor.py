@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from pycollective.comm import Communicator, on_device
 from pycollective.distribute.multi_worker import join_workers
 from pycollective.distribute.workers import heartbeat_timeout
 from pycollective.errors import CollectiveError, NcclNotFoundError, RendezvousError
-from pycollective.launch.description import LISTENER, forced, host_and_port, protection
+from pycollective.launch.description import LISTENER, RANK, forced, host_and_port, protection
 from pycollective.launch.links import Findings, probe
 from pycollective.nccl.loading import require_cuda
 from pycollective.nn import cudnn
@@ -68,7 +69,9 @@ def add_parser(commands: Any) -> None:
     )
     p.add_argument("--timeout", type=options.real(1e-3, 1e6), default=30.0, metavar="SECONDS",
         help="time to wait for the other workers (30)")  # fmt: skip
-    options.add_json(p, "versions, extras and findings")
+    p.add_argument("--json", type=options.file, metavar="FILE",
+        help="also write versions, extras and findings as JSON to FILE, in a launcher's group to "
+        "FILE with .rank0, .rank1, … before the suffix")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
     report: dict[str, Any] = {"versions": versions(), "wrong": [], "doubtful": []}
     status = _examine(args.timeout, report)
     if args.json is not None:
-        write_atomically(str(args.json), (json.dumps(report, indent=1) + "\n").encode())
+        path = args.json
+        if rank := os.environ.get(RANK):
+            path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+        write_atomically(str(path), (json.dumps(report, indent=1) + "\n").encode())
     return status
 
 
@@ -150,7 +156,7 @@ def _examine(timeout: float, report: dict[str, Any]) -> int:
             f"the links are not tested, because tasks choose their ports when they begin: {names}"
         )
         return 0
-    return _test_links(member, timeout)
+    return _test_links(member, timeout, report)
 
 
 def _has_servers(member: Membership) -> bool:
@@ -164,8 +170,11 @@ def _task(resolver: ClusterResolver) -> str:
         return "a task that cannot be determined"
 
 
-def _test_links(member: Membership, seconds: float) -> int:
-    """Try all links, then join the group and measure them; return 1 if something is wrong."""
+def _test_links(member: Membership, seconds: float, report: dict[str, Any]) -> int:
+    """Try all links, then join the group and measure them; return 1 if something is wrong.
+
+    The findings are also added to the report.
+    """
     print(
         f"waiting up to {seconds:g} s for the others, which must run this command too", flush=True
     )
@@ -173,22 +182,27 @@ def _test_links(member: Membership, seconds: float) -> int:
     try:
         if member.addresses and not _is_one_host(member):
             findings = probe(member.rank, member.size, member.addresses, seconds)
-            lines = [f"  WRONG: {line}" for line in diagnosis(findings, member, seconds)]
-            print("\n".join(lines), end="\n" * bool(lines), flush=True)
-            if lines:
+            report["wrong"] = diagnosis(findings, member, seconds)
+            for line in report["wrong"]:
+                print(f"  WRONG: {line}", flush=True)
+            if report["wrong"]:
                 return 1
             print(f"each of the {member.size * (member.size - 1) // 2} links can be connected")
         left = seconds - (time.monotonic() - begin)
         communicator = join_workers(member, max(left, min(seconds, _RENDEZVOUS_SECONDS)))
     except RendezvousError as error:
         print(f"WRONG: {error}")
+        report["wrong"] = [str(error)]
         return 1
     try:
         print(f"joined: {communicator}, hosts by worker: {communicator.hosts}")
-        for line in _links(communicator, member):
+        table = _measured_links(communicator)
+        report["links"] = _as_rows(table, member.names)
+        for line in _lines(table, communicator.rank, member.names):
             print(line)
     except CollectiveError as error:
         print(f"WRONG: while links were measured: {error}")
+        report["wrong"] = [f"while links were measured: {error}"]
         return 1
     finally:
         communicator.close()
@@ -316,10 +330,16 @@ def _placed(findings: Findings, member: Membership, rank: int) -> str:
     return f"{member.names[rank]} at {host}:{place[1]}"
 
 
-def _links(communicator: Communicator, member: Membership) -> list[str]:
-    """Measure every link in turn; return lines for this worker's links, on worker 0 also a table."""
+def _measured_links(communicator: Communicator) -> Any:
+    """Measure every link in turn.
+
+    Returns
+    -------
+    array
+        Three tables: seconds, and bytes per second from the row's worker to the column's, and back. Rows
+        are lower than columns.
+    """
     size, rank = communicator.size, communicator.rank
-    # Seconds; bytes per second from row to column, and back.
     table = np.full((3, size, size), np.nan)
     for a in range(size):
         for b in range(a + 1, size):
@@ -328,13 +348,33 @@ def _links(communicator: Communicator, member: Membership) -> list[str]:
             if rank in (a, b):
                 numbers[:] = _measured(communicator, a + b - rank)
             table[:, a, b] = communicator.broadcast(numbers, root=a)
+    return table
+
+
+def _lines(table: Any, rank: int, names: Sequence[str]) -> list[str]:
+    """Return lines for this worker's links, on worker 0 also for all links."""
+    size = table.shape[1]
     lines = [
-        _line(member.names[a], member.names[b], *table[:, a, b])
+        _line(names[a], names[b], *table[:, a, b])
         for a in range(size)
         for b in range(a + 1, size)
         if rank in (a, b)
     ]
     return lines + (_table(table) if rank == 0 and size > 2 else [])
+
+
+def _as_rows(table: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the numbers of all links for the report."""
+    return [
+        {
+            "workers": [names[a], names[b]],
+            "one_way_us": round(float(table[0, a, b]) * 1e6, 3),
+            "there_mb_s": round(float(table[1, a, b]) / 1e6, 1),
+            "back_mb_s": round(float(table[2, a, b]) / 1e6, 1),
+        }
+        for a in range(table.shape[1])
+        for b in range(a + 1, table.shape[1])
+    ]
 
 
 def _line(a: str, b: str, latency: float, there: float, back: float) -> str:

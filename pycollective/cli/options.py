@@ -130,7 +130,7 @@ def algorithm(text: str) -> str | Algorithm:
         return text
     try:
         found = runpy.run_path(path)
-    except Exception as error:  # the file is the user's
+    except (Exception, SystemExit) as error:  # the file is the user's
         raise argparse.ArgumentTypeError(
             f"{path} cannot be run: {type(error).__name__}: {error}"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from pycollective import __version__, algorithms, tuning
@@ -41,6 +42,7 @@ _COLUMNS = (
     ("algbw", "GB/s", 9), ("busbw", "GB/s", 9), ("messages", "", 12),
 )  # fmt: skip
 _COLLECTIVES = list(algorithms.Collective.__members__)
+_CHANGES = ("latency", "bandwidth", "overhead", "reduce_rate", "copy_rate")
 _MOST_RANKS = 1_000_000
 _MOST_THREADS = 64
 
@@ -95,9 +97,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         results = [result for curve in curves for result in curve]
         results.sort(key=lambda result: (result.cluster.ranks, result.bytes))
-        write(
-            args.json, "simulate", {"cluster": args.cluster}, [_row(result) for result in results]
-        )
+        about = {"cluster": args.cluster, "changes": _changes(args), "root": args.root}
+        write(args.json, "simulate", about, [_row(result) for result in results])
     if args.plot:
         draw_times(curves, args.plot)
         print(f"# drawn to {args.plot}")
@@ -122,7 +123,8 @@ def _run(args: argparse.Namespace) -> list[list[Simulation]]:
     many = len(args.collective) > 1
     table = Table(*([COLLECTIVE] if many else []), *_COLUMNS)
     names = ", ".join(args.collective)
-    print(f"# pycollective {__version__} {names}, simulated on {args.cluster}\n{table.header()}")
+    where = clusters[counts[0]].name
+    print(f"# pycollective {__version__} {names}, simulated on {where}\n{table.header()}")
     curves: dict[tuple[str, str | Algorithm], list[Simulation]] = {each: [] for each in chosen}
     for ranks, cluster in clusters.items():
         for size in sizes:
@@ -213,10 +215,13 @@ def _cluster(args: argparse.Namespace, ranks: int, most_bytes: int) -> Cluster:
         made = CLUSTERS[args.cluster](ranks, args.ranks_per_host)
     else:
         made = CLUSTERS[args.cluster](ranks)
-    return made.changed(
-        latency=args.latency,
-        bandwidth=args.bandwidth,
-        overhead=args.overhead,
-        reduce_rate=args.reduce_rate,
-        copy_rate=args.copy_rate,
-    )
+    changes = _changes(args)
+    rates = {name: changes[name] for name in _CHANGES if name in changes}
+    said = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in changes.items())
+    return replace(made.changed(**rates), name=f"{made.name}{f' with {said}' * bool(said)}")
+
+
+def _changes(args: argparse.Namespace) -> dict[str, float]:
+    """Return the numbers that replace those of the cluster."""
+    given = {name: getattr(args, name) for name in ("ranks_per_host", *_CHANGES)}
+    return {name: value for name, value in given.items() if value is not None}

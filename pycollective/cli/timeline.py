@@ -62,8 +62,10 @@ def run(args: argparse.Namespace) -> int:
         text = f"the output {args.output} is one of the timelines: it would be replaced"
         raise options.WrongOptionError(ValueError(text))
     try:
-        count = merge(files, args.output)
+        count, joined = merge(files, args.output)
     except (OSError, ValueError) as error:
         raise DataError(str(error)) from None
-    print(f"{args.output}: {count} events of {len(files)} files")
+    print(f"{args.output}: {count} events of {len(files) - len(joined)} files")
+    for file in joined:
+        print(f"{file} is left out: it was joined from timelines")
     return 0

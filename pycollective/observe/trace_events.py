@@ -11,7 +11,6 @@ import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from pycollective.atomic_files import write_atomically
 MOST_CALLS = 100_000
 """The number of last calls that a timeline keeps."""
 _ASYNC = 0  # the row of calls with async_op
+_JOINED = "joined timelines"
 
 
 class Record:
@@ -177,16 +177,29 @@ def _write(path: Path, events: list[dict[str, Any]], other: dict[str, Any]) -> N
     write_atomically(str(path), (json.dumps(content) + "\n").encode())
 
 
-def merge(files: Iterable[Path], target: Path) -> int:
-    """Join the timelines of several processes, and return the number of events."""
+def merge(files: list[Path], target: Path) -> tuple[int, list[Path]]:
+    """Join the timelines of several processes.
+
+    Returns
+    -------
+    tuple
+        The number of events, and those of the files that are joined timelines, which are left out.
+    """
     events: list[dict[str, Any]] = []
+    joined = []
     for file in files:
         try:
-            found = json.loads(file.read_bytes())["traceEvents"]
+            content = json.loads(file.read_bytes())
+            found, about = content["traceEvents"], content.get("otherData") or {}
             if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
                 raise TypeError
-        except (ValueError, KeyError, TypeError, RecursionError):
+            if about.get(_JOINED):
+                joined.append(file)
+                continue
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{file} is not a timeline: it has no events") from None
         events += found
-    _write(target, events, {})
-    return len(events)
+    if joined == files:
+        raise ValueError(f"{joined[0]} was joined from timelines: give the files of the processes")
+    _write(target, events, {_JOINED: True})
+    return len(events), joined

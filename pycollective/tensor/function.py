@@ -231,7 +231,8 @@ def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> NoRetur
     raise ValueError(
         f"a tf.function tried to create the variable {name!r} in a call that is not its first. Create "
         "variables, layers, optimizers and metrics outside of the function, or in the first call, and "
-        "keep them"
+        "keep them. optimizer.build(variables) makes the variables of an optimizer for layers that are "
+        "trained later"
     )
 
 

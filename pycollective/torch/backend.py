@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -89,9 +88,12 @@ def _shared(tensor: Any) -> Array:
     return cast(Array, np.from_dlpack(tensor) if _IS_WRITABLE else tensor.numpy())
 
 
-def _reduced(tensor: Any, op: Any) -> tuple[Array, Array, str]:
-    """Return a tensor's contribution, the tensor as an array, and the name of the operation."""
-    array, name = _host(tensor), _NAMES[int(op.op)]
+def _reduced(tensor: Any, op: Any, after: _Pairs) -> tuple[Array, Array, str]:
+    """Return a tensor's contribution, an array for its result, and the name of the operation.
+
+    Both arrays are flat. `_flat` explains ``after``.
+    """
+    target, name = _flat(tensor, after), _NAMES[int(op.op)]
     if tensor.dtype in _AS_BYTES or (bfloat16 is None and tensor.dtype is torch.bfloat16):
         remedy = (
             "pip install ml_dtypes" if bfloat16 is None else "cast to torch.bfloat16 or float32"
@@ -100,8 +102,8 @@ def _reduced(tensor: Any, op: Any) -> tuple[Array, Array, str]:
     if tensor.dtype is torch.bool:
         name = _OF_BOOLS.get(name, name)
     if name == "scaled sum":
-        return _host((tensor.detach() * op.factor).to(tensor.dtype)), array, "sum"
-    return array, array, name
+        return _host((tensor.detach() * op.factor).to(tensor.dtype)).reshape(-1), target, "sum"
+    return target, target, name
 
 
 def _call(label: str) -> Callable[[_Method], _Method]:
@@ -195,8 +197,6 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         self._messages = Messages(self._comm)
         self._watcher = Watcher()
         self._coalesced: list[Work] | None = None
-        #: Calls after which results are copied, and which may not be done.
-        self._copying: list[comm.Work[Any]] = []
         self._on_devices: dict[str, Any] = {}
         self._shared: set[int] = set()  # addresses of memory that share() made
 
@@ -262,10 +262,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group; called by ``destroy_process_group``."""
-        copying, self._copying = self._copying, []
-        for work in copying:
-            with contextlib.suppress(CollectiveError):
-                work.wait()
+        self._watcher.copy_all()
         self._messages.close()
         try:
             with torch_errors():
@@ -317,15 +314,13 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         """Make a call, then copy between the arrays of ``after``; return the work."""
         options = self._options(opts)
         work = method(*args, **kwargs, **options)
-        if self._copying:
-            # The program need not wait for a call if it waits for a later one.
-            self._copying = [earlier for earlier in self._copying if not earlier.done()]
         if not options["async_op"]:
+            self._watcher.copy_ended()
             _copy(after)
             return Work(result)
         if after:
-            work = work.then(functools.partial(_copy, after))
-            self._copying.append(work)
+            work = _copying(work, after)
+            self._watcher.keep(work)
         return self._begun(result, work)
 
     def _begun(self, result: Any, work: comm.Work[Any], **about: Any) -> Work:
@@ -388,8 +383,9 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         (tensor,) = tensors = _listed(tensors)
         if tensor.is_sparse:
             return self._all_reduce_sparse(tensor, opts)
-        source, target, op = _reduced(tensor, opts.reduceOp)
-        return self._run(opts, tensors, self._comm.all_reduce, source, op, out=target)
+        after: _Pairs = []
+        source, target, op = _reduced(tensor, opts.reduceOp, after)
+        return self._run(opts, tensors, self._comm.all_reduce, source, op, out=target, after=after)
 
     def allreduce_sparse(self, tensors: Any, opts: Any = _SUM) -> Work:
         return self.allreduce(tensors, opts)
@@ -398,13 +394,15 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: Any, opts: Any = _SUM) -> Work:
         if not tensors:
             raise ValueError("the list of tensors to reduce is empty")
-        parts = [_reduced(tensor, opts.reduceOp) for tensor in tensors]
+        after: _Pairs = []
+        parts = [_reduced(tensor, opts.reduceOp, after) for tensor in tensors]
         if len({(part[1].dtype, part[2]) for part in parts}) > 1:
             return self._all(tensors, [self.allreduce([tensor], opts) for tensor in tensors])
         sources, targets, ops = zip(*parts, strict=True)
         return self._run(
-            opts, tensors, self._comm.all_reduce_many, sources, ops[0], out=list(targets)
-        )
+            opts, tensors, self._comm.all_reduce_many, sources, ops[0], out=list(targets),
+            after=after,
+        )  # fmt: skip
 
     def _all_reduce_sparse(self, tensor: Any, opts: Any) -> Work:
         """Gather the elements of all ranks, and add those with equal indices."""
@@ -432,14 +430,22 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     @_call("broadcast")
     def broadcast(self, tensors: Any, opts: Any) -> Work:
         (tensor,) = tensors = _listed(tensors)
-        array = _host(tensor)
-        return self._run(opts, tensors, self._comm.broadcast, array, opts.rootRank, out=array)
+        after: _Pairs = []
+        array = _flat(tensor, after)
+        return self._run(
+            opts, tensors, self._comm.broadcast, array, opts.rootRank, out=array,
+            after=None if self._comm.rank == opts.rootRank else after,
+        )  # fmt: skip
 
     @_call("reduce")
     def reduce(self, tensors: Any, opts: Any) -> Work:
         (tensor,) = tensors = _listed(tensors)
-        source, target, op = _reduced(tensor, opts.reduceOp)
-        return self._run(opts, tensors, self._comm.reduce, source, op, opts.rootRank, out=target)
+        after: _Pairs = []
+        source, target, op = _reduced(tensor, opts.reduceOp, after)
+        return self._run(
+            opts, tensors, self._comm.reduce, source, op, opts.rootRank, out=target,
+            after=after if self._comm.rank == opts.rootRank else None,
+        )  # fmt: skip
 
     @_call("all_gather")
     def allgather(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> Work:
@@ -521,7 +527,7 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         self._check_parts("inputs", parts, output, rows_may_differ=True)
         if len({part.numel() for part in parts}) > 1:
             return self._reduce_scatter_uneven(output, parts, opts)
-        sources = [_reduced(part, opts.reduceOp) for part in parts]
+        sources = [_reduced(part, opts.reduceOp, []) for part in parts]
         source = self._concatenated([source for source, _, _ in sources])
         after: _Pairs = []
         return self._run(
@@ -533,18 +539,21 @@ class ProcessGroup(_base()):  # type: ignore[misc]
         """Reduce each part to its rank."""
         works = []
         for rank, part in enumerate(parts):
-            source, _, op = _reduced(part, opts.reduceOp)
-            target = _host(output.view(part.shape)) if rank == self._comm.rank else None
-            works.append(self._run(opts, None, self._comm.reduce, source, op, rank, out=target))
+            source, _, op = _reduced(part, opts.reduceOp, [])
+            after: _Pairs = []
+            target = _flat(output, after) if rank == self._comm.rank else None
+            works.append(
+                self._run(opts, None, self._comm.reduce, source, op, rank, out=target, after=after)
+            )
         return self._all([output], works)
 
     @_call("reduce_scatter_tensor")
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = _SUM) -> Work:
         _check_dtypes(output, tensor)
-        source, _, op = _reduced(tensor, opts.reduceOp)
+        source, _, op = _reduced(tensor, opts.reduceOp, [])
         after: _Pairs = []
         return self._run(
-            opts, [output], self._comm.reduce_scatter, source.reshape(-1), op,
+            opts, [output], self._comm.reduce_scatter, source, op,
             out=_flat(output, after), after=after,
         )  # fmt: skip
 
@@ -616,20 +625,22 @@ class ProcessGroup(_base()):  # type: ignore[misc]
     @_call("send")
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         (tensor,) = tensors
-        work = self._messages.send(_host(tensor), dest, tag)
+        work = self._messages.send(_host(tensor).reshape(-1), dest, tag)
         return self._begun(tensors, work, in_order=False)
 
     @_call("recv")
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
         (tensor,) = tensors
-        work = self._messages.recv(_host(tensor), source, tag)
-        return self._begun(tensors, work, source=lambda: source, in_order=False)
+        after: _Pairs = []
+        work = self._messages.recv(_flat(tensor, after), source, tag)
+        return self._begun(tensors, _copying(work, after), source=lambda: source, in_order=False)
 
     @_call("recvAnySource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         (tensor,) = tensors
-        work = self._messages.recv_any(_host(tensor), tag, self._comm.timeout)
-        return self._begun(tensors, work, source=work.wait, in_order=False)
+        after: _Pairs = []
+        work = self._messages.recv_any(_flat(tensor, after), tag, self._comm.timeout)
+        return self._begun(tensors, _copying(work, after), source=work.wait, in_order=False)
 
     # Lists of tensors ---------------------------------------------------------------------------
 
@@ -702,18 +713,26 @@ def _check_dtypes(*tensors: Any) -> None:
 
 
 def _flat(tensor: Any, after: _Pairs) -> Array:
-    """Return a flat array for a result; add it to the copies if it is not the tensor's memory."""
+    """Return a flat array with the tensor's elements, for a result.
+
+    Without a copy if the tensor is contiguous. Otherwise ``after`` gets the tensor's array and the copy,
+    because the result must be written back after the call.
+    """
     array = _host(tensor)
-    if array.flags.c_contiguous:
-        return array.reshape(-1)
-    made = np.empty(array.size, array.dtype)
-    after.append((array, made))
-    return made
+    flat = array.reshape(-1)
+    if not array.flags.c_contiguous:
+        after.append((array, flat))
+    return flat
 
 
 def _copy(pairs: _Pairs | None) -> None:
     for target, source in pairs or ():
         target[...] = source.reshape(target.shape)
+
+
+def _copying(work: comm.Work[Any], after: _Pairs) -> comm.Work[Any]:
+    """Return a work that also copies between the arrays of ``after``."""
+    return work.then(functools.partial(_copy, after)) if after else work
 
 
 def _like(array: Array, tensor: Any) -> Any:

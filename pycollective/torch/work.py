@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -40,11 +41,35 @@ class Watcher:
 
     C++ code such as DDP's reducer waits for a future itself, so that another thread must complete it.
     The thread starts with the first future.
+
+    The watcher also keeps the calls whose results are copied to tensors after their end. A program need
+    not wait for a call if it waits for a later one.
     """
 
     def __init__(self) -> None:
+        self._copying: deque[comm.Work[Any]] = deque()
+        self._lock = threading.Lock()  # several threads may wait
         self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    def keep(self, work: comm.Work[Any]) -> None:
+        """Keep a call that copies its result, for the waits of later calls."""
+        with self._lock:
+            self._copying.append(work)
+
+    def copy_ended(self) -> None:
+        """Copy the results of the calls that have ended: of all calls before one that has."""
+        if not self._copying:
+            return
+        with self._lock:
+            while self._copying and self._copying[0].done():  # it copies
+                self._copying.popleft()
+
+    def copy_all(self) -> None:
+        """Wait for all calls that copy their results."""
+        for work in tuple(self._copying):
+            with contextlib.suppress(CollectiveError):
+                work.wait()
 
     def add(self, complete: Callable[[], None], in_order: bool = True) -> None:
         """Call a function, which may wait, in the thread.
@@ -130,6 +155,7 @@ class Work(dist.Work):  # type: ignore[misc]
         if self._ended is None:
             with torch_errors():
                 self._work.wait(seconds)
+            self._copy_ended()
             return True
         if not self._ended.wait(seconds):
             raise dist.DistBackendError(f"the call is not done after {seconds:g} s; it still runs")
@@ -150,7 +176,13 @@ class Work(dist.Work):  # type: ignore[misc]
             return False
         with contextlib.suppress(Exception):  # `wait` raises the error
             self._work.result()  # copies the result to the tensors, if it is elsewhere
+        self._copy_ended()
         return True
+
+    def _copy_ended(self) -> None:
+        """Copy the results of the calls before this one, which have ended too."""
+        if self._watcher is not None:
+            self._watcher.copy_ended()
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -202,6 +234,7 @@ class Work(dist.Work):  # type: ignore[misc]
             except Exception as error:
                 ours = isinstance(error, (CollectiveError, TimeoutError))
                 self._error = torch_error(error) if ours else error
+            self._copy_ended()
             if self._end is not None:
                 self._end()
             ended.set()

@@ -16,7 +16,7 @@ from fast_cases import some_fast
 from ports import free_ports
 
 from pycollective import _core, local_group, spawn, tuning
-from pycollective.benchmark import load
+from pycollective.benchmark import cases, load
 from pycollective.benchmark.cases import COLLECTIVES, PARTS, Arrays, Case, algorithms_of
 from pycollective.benchmark.measure import Row, measure
 from pycollective.benchmark.tune import choose, past_cache_from
@@ -25,6 +25,9 @@ from pycollective.comm import Communicator
 
 # Few calls: beside other programs, each call may wait for a time slice of the processor.
 QUICK = ["--iterations", "3", "-w", "1"]
+
+
+RUN = [sys.executable, "-m", "pycollective"]
 
 
 def bench(*words):
@@ -104,6 +107,48 @@ def test_bench_uses_the_forced_transport_and_refuses_an_unknown_one(
     with pytest.raises(SystemExit):
         bench("-e", "8")
     assert b"PYCOLLECTIVE_TRANSPORT='pigeon'" in capfdbinary.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--transport tcp",
+            "the launcher's group uses shared memory: start it with pycollective run",
+        ),
+        ("-n 3", "--ranks 3: the launcher started 2 ranks"),
+        ("--transport thread", "leave out the launcher, or time its group"),
+    ],
+)
+def test_bench_refuses_another_group_than_the_launchers(tmp_path, words, said):
+    done = subprocess.run(
+        [*RUN, "run", "-n", "2", "-m", "pycollective", "bench", "-e", "8", *words.split()],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2 and said in done.stderr, done
+
+
+def test_bench_without_memory_is_an_error(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "-e", "8", "-w", "1", "-i", str(1 << 53)])
+    assert "there is too little memory" in capsys.readouterr().err
+
+
+def test_ranks_over_tcp_are_on_one_machine(on_ranks, monkeypatch):
+    """For the load of other programs, and for the choice of GPUs."""
+    for known in (True, False):
+        if not known:
+            monkeypatch.setattr(cases, "boot_id", lambda: "")
+        found = on_ranks(local_group(2), cases.machines)
+        assert found[0] == found[1] and len(set(found[0])) == 1
+    groups = local_group(2)
+    for comm in groups:
+        monkeypatch.setattr(type(comm), "hosts", [0, 1])
+    monkeypatch.setattr(cases, "boot_id", lambda: "the machine")
+    assert on_ranks(groups, cases.machines)[0] == ["the machine"] * 2
+    monkeypatch.setattr(cases, "boot_id", lambda: "")
+    assert on_ranks(groups, cases.machines)[0] == ["host 0", "host 1"]
 
 
 def test_bench_registers_memory_for_all_but_ragged_collectives(tmp_path, capfdbinary):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import math
 import os
 import re
 import subprocess
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pycollective import _core, algorithms
+from pycollective.benchmark import report as reports
 from pycollective.cli import main
 
 
@@ -179,19 +180,20 @@ def test_checkpoint_dir_unwritable_is_refused_before_training(tmp_path, capsys, 
     assert said.count("\n") == 1
 
 
-def test_output_that_cannot_be_written_gives_one_line_of_error(tmp_path, capsys, monkeypatch):
-    def full(self, text):
-        raise OSError(errno.ENOSPC, "No space left on device", str(self))
-
-    monkeypatch.setattr("pathlib.Path.write_text", full)
-    report = tmp_path / "out.json"
-    assert main(["simulate", "--algorithm", "ring", "--json", str(report)]) == 2
+def test_output_that_cannot_be_written_gives_one_line_of_error(capsys):
+    assert main(["simulate", "--algorithm", "ring", "--json", "/dev/full"]) == 2
     said = capsys.readouterr().err
-    assert said == f"pycollective: [Errno 28] No space left on device: '{report}'\n"
+    assert said == "pycollective: [Errno 28] No space left on device: '/dev/full'\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["bench -n 2 -e 8 -i 1", "--version", "bench --help", "doctor"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("bench -n 2 -e 8 -i 1", "bench -n 3 -e 8 -i 1 --transport shm"),
+        *("--version", "bench --help", "doctor"),
+    ],
+)
 def test_output_closed_by_its_reader_gives_status_0(words, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("PYTHONUNBUFFERED", None)  # programs seldom have it
@@ -214,6 +216,31 @@ def test_misspelt_variable_is_refused_by_every_command(capsys, monkeypatch):
         "pycollective: PYCOLLECTIVE_TRANSPROT is set, but pycollective reads no such variable: did "
         "you mean PYCOLLECTIVE_TRANSPORT?\n"
     )
+
+
+def test_simulate_says_which_numbers_of_the_cluster_were_changed(tmp_path, capsys):
+    report = tmp_path / "simulated.json"
+    words = "simulate -n 4 -a ring -e 1K --latency 0 --ranks-per-host 2 --root 0 --json"
+    assert main([*words.split(), str(report)]) == 0
+    out = capsys.readouterr().out
+    assert "simulated on ethernet-10g with ranks per host 2, latency 0\n" in out
+    found = json.loads(report.read_text())
+    assert (found["cluster"], found["root"]) == ("ethernet-10g", 0)
+    assert found["changes"] == {"ranks_per_host": 2, "latency": 0}
+
+
+def test_file_of_an_algorithm_that_ends_the_program_is_an_error(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("import sys; sys.exit(0)")
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "-a", f"{file}:x"])
+    assert ended.value.code == 2 and "cannot be run: SystemExit: 0" in capsys.readouterr().err
+
+
+def test_reports_have_null_for_numbers_that_are_not_finite(tmp_path):
+    file = tmp_path / "report.json"
+    reports.write(file, "train", {}, [{"loss": math.nan, "rates": (math.inf, 1.0)}])
+    assert json.loads(file.read_text())["results"] == [{"loss": None, "rates": [None, 1.0]}]
 
 
 def test_simulate_verifies_and_writes_every_algorithm(tmp_path, capsys):

@@ -317,8 +317,11 @@ def test_diagnosis_names_link_and_remedy():
 def test_links_are_measured_once_by_the_first_worker(on_ranks):
     """Threads act as workers; the first worker of each pair measures their link, once."""
     names = tuple(f"worker {i}" for i in range(3))
-    member = Membership("a test", 0, 3, (), names)
-    zero, one, two = on_ranks(pycollective.local_group(3), lambda c: doctor._links(c, member))
+    tables = on_ranks(pycollective.local_group(3), doctor._measured_links)
+    zero, one, two = (doctor._lines(t, rank, names) for rank, t in enumerate(tables))
+    (row, *_) = rows = doctor._as_rows(tables[1], names)
+    assert len(rows) == 3 and row["workers"] == ["worker 0", "worker 1"]
+    assert row["one_way_us"] > 0 and row["there_mb_s"] > 0 and row["back_mb_s"] > 0
     assert [line.partition(":")[0].strip() for line in two] == [
         "worker 0 - worker 2",
         "worker 1 - worker 2",
@@ -351,15 +354,17 @@ def test_worker_lost_while_links_are_measured_is_named(capsys, monkeypatch):
     ours, theirs = pycollective.local_group(2)
     theirs.abort("it is gone")
     monkeypatch.setattr(doctor, "join_workers", lambda member, seconds: ours)
-    assert doctor._test_links(Membership("a test", 0, 2, (), names), 1.0) == 1
+    report = {}
+    assert doctor._test_links(Membership("a test", 0, 2, (), names), 1.0, report) == 1
     assert "WRONG: while links were measured: it is gone" in capsys.readouterr().out
+    assert report["wrong"] == ["while links were measured: it is gone"]
 
 
 @pytest.mark.slow
 def test_doctor_under_pycollective_run_finds_no_problem(tmp_path):
     words = ["run", "-n", "2", "--transport", "tcp", "--", sys.executable, "-m", "pycollective"]
     done = subprocess.run(
-        [sys.executable, "-m", "pycollective", *words, "doctor"],
+        [sys.executable, "-m", "pycollective", *words, "doctor", "--json", "found.json"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
@@ -371,6 +376,17 @@ def test_doctor_under_pycollective_run_finds_no_problem(tmp_path):
     assert "WRONG" not in done.stdout
     assert done.stdout.count("worker 0 - worker 1: ") == 2
     assert done.stdout.count("µs one way,") == 2
+    for rank in range(2):
+        report = json.loads((tmp_path / f"found.rank{rank}.json").read_text())
+        assert report["wrong"] == [] and len(report["links"]) == 1
+
+
+def test_json_has_the_links_that_do_not_work(environ, tmp_path):
+    environ([f"127.0.0.1:{port}" for port in free_ports(2)])
+    report = tmp_path / "report.json"
+    assert main(["doctor", "--timeout", "0.2", "--json", str(report)]) == 1
+    (wrong,) = json.loads(report.read_text())["wrong"]
+    assert "worker 1 at " in wrong and "no sign of it within 0.2 s" in wrong
 
 
 def test_tasks_of_a_cluster_with_parameter_servers_test_their_links(tmp_path):

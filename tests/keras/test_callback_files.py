@@ -360,7 +360,7 @@ def test_reduce_on_plateau_lowers_the_learning_rate(capsys):
     assert "Epoch 4: ReduceLROnPlateau reducing learning rate to 0.5." in capsys.readouterr().out
     with pytest.raises(ValueError, match="does not support a factor >= 1.0"):
         callbacks.ReduceLROnPlateau(factor=1.0)
-    lacking = callbacks.ReduceLROnPlateau("nothing")
+    lacking = callbacks.ReduceLROnPlateau("nothing", mode="min")
     with pytest.warns(UserWarning, match="metric `nothing` which is not available"):
         model.fit(ONES, ONES, verbose=0, callbacks=[lacking])
 

@@ -262,6 +262,13 @@ def test_monitor_auto_mode_uses_the_metric_direction():
         else:
             model.fit(ONES, ONES, **fit)
             assert early.mode == mode
+    for early in (
+        callbacks.EarlyStopping("val_acuracy"),
+        callbacks.ReduceLROnPlateau("val_acuracy"),
+        callbacks.ModelCheckpoint("best.keras", "val_acuracy", save_best_only=True),
+    ):
+        with pytest.raises(ValueError, match="correct the name, which may be one of loss, .*right"):
+            model.fit(ONES, ONES, **(fit | {"callbacks": [early]}))
     # Here an overridden step returns a value under the name of a metric.
     assert stopped([3.0, 2.0], monitor="accuracy")[1].mode == "max"
 

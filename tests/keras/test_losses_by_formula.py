@@ -325,6 +325,10 @@ def test_top_k_accuracy_rmse_and_cosine_metrics_equal_the_definition():
             metric.update_state(true, scores)
             np.testing.assert_allclose(float(metric.result()), (rank < k).mean(), rtol=1e-6)
     ids = np.argsort(-scores, axis=1)
+    for other in (np.nan, np.inf, -np.inf):  # as in Keras, the whole row is wrong
+        metric = metrics.SparseTopKCategoricalAccuracy(2)
+        metric.update_state([0, 0], [[0.9, other, 0.1], [0.9, 0.0, 0.1]])
+        assert float(metric.result()) == 0.5
     metric = metrics.SparseTopKCategoricalAccuracy(2, from_sorted_ids=True)
     metric.update_state(labels, ids)
     np.testing.assert_allclose(float(metric.result()), (rank < 2).mean(), rtol=1e-6)

@@ -592,6 +592,11 @@ def text(file):
         (with_config(lambda_layer), ValueError, "potential risk of arbitrary code execution"),
         (with_config(lambda c: c["config"].pop("layers")), ValueError, "'layers' keys"),
         (with_config(lambda c: c.pop("class_name")), CheckpointError, "describes none"),
+        (
+            with_config(lambda c: c.update(compile_config=[1])),
+            CheckpointError,
+            "'compile_config' in its config.json is no object",
+        ),
         (lambda m: m.update({"config.json": b"{"}), CheckpointError, "not JSON"),
         (lambda m: m.update({"config.json": b"[" * 100_000}), CheckpointError, "not JSON"),
         (lambda m: m.pop("config.json"), CheckpointError, "there is no config.json"),
@@ -640,6 +645,22 @@ def text(file):
 def test_load_model_invalid_archive_raises(saved, change, error, message):
     with pytest.raises(error, match=message):
         keras.models.load_model(rewritten(saved, change))
+
+
+def test_load_model_reads_each_group_once_however_many_names_it_has(saved):
+    """Otherwise the time would double with each level."""
+
+    def names(file):
+        group = file.create_group("seed")
+        for level in range(40):
+            inside = file.create_group(f"level_{level}")
+            group["a"] = group["b"] = inside
+            del file[f"level_{level}"]
+            group = inside
+        group["back"] = file["seed"]
+
+    model = keras.models.load_model(rewritten(saved, with_weights(names)))
+    assert len(model.layers) == 3
 
 
 def test_load_model_duplicate_members_raise(saved):

@@ -215,3 +215,11 @@ def test_timeline_merge_takes_a_folder(tmp_path, capsys):
         (folder / f"rank{rank}.json").write_text('{"traceEvents": []}')
     assert main(["timeline", "merge", str(folder), "-o", str(target)]) == 0
     assert "0 events of 2 files" in capsys.readouterr().out
+    joined = folder / "all.json"
+    assert main(["timeline", "merge", str(folder), "-o", str(joined)]) == 0
+    capsys.readouterr()
+    assert main(["timeline", "merge", str(folder), "-o", str(target)]) == 0
+    out = capsys.readouterr().out
+    assert f"0 events of 2 files\n{joined} is left out: it was joined from timelines\n" in out
+    assert main(["timeline", "merge", str(joined), "-o", str(target)]) == 2
+    assert "was joined from timelines: give the files" in capsys.readouterr().err

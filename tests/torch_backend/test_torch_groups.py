@@ -628,6 +628,70 @@ def test_tensors_that_are_not_contiguous_can_be_moved_by_every_call():
     checked(work)
 
 
+@pytest.mark.parametrize("last", ["wait", "completed", "barrier", "future"])
+def test_wait_for_a_call_is_enough_for_all_calls_before_it(last):
+    """The program does not wait for the others, whose results are copied to their tensors."""
+
+    def work(group):
+        rank = group.rank()
+
+        def across(value):
+            return torch.full((2, 4), float(value)).t()
+
+        reduced, copied, totals = across(rank + 1), across(rank), across(rank)
+        parts = [torch.zeros(2) for _ in range(SIZE)]
+        group.allreduce([reduced])
+        group.broadcast([copied], options("BroadcastOptions", True, rootRank=1))
+        group.reduce([totals], options("ReduceOptions", True, rootRank=0))
+        group.allgather([parts], [torch.full((2,), float(rank))])
+        several = [across(1), across(2)]
+        group.allreduce_coalesced(several)
+        later = group.allreduce([torch.ones(2)])
+        if last == "wait":
+            later.wait()
+        elif last == "future":
+            later.get_future().wait()
+        elif last == "barrier":
+            group.barrier(options("BarrierOptions", False))
+        while last == "completed" and not later.is_completed():
+            time.sleep(0.001)
+        assert torch.equal(reduced, across(6)) and torch.equal(copied, across(1))
+        assert torch.equal(totals, across(0 if rank else 3) + (rank if rank else 0))
+        assert torch.stack(parts).tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert torch.equal(several[0], across(3)) and torch.equal(several[1], across(6))
+
+    checked(work)
+
+
+def test_shutdown_writes_the_results_of_calls_for_which_nobody_waits():
+    found = [torch.full((2, 4), 1.0).t() for _ in range(SIZE)]
+    checked(lambda group: group.allreduce([found[group.rank()]]) and None)
+    assert all(torch.equal(tensor, torch.full((4, 2), 3.0)) for tensor in found)
+
+
+def test_tensors_of_equal_lengths_may_have_other_shapes_on_other_ranks():
+    """As with gloo."""
+
+    def work(group):
+        rank = group.rank()
+        shape = (2, 3) if rank == 0 else (6,)
+        x = torch.ones(shape)
+        group.allreduce([x]).wait()
+        assert torch.equal(x, torch.full(shape, 3.0))
+        group.allreduce_coalesced([x]).wait()
+        group.reduce([x], options("ReduceOptions", True, rootRank=1)).wait()
+        assert torch.equal(x, torch.full(shape, 27.0 if rank == 1 else 9.0))
+        group.broadcast([x], options("BroadcastOptions", True, rootRank=1)).wait()
+        assert torch.equal(x, torch.full(shape, 27.0))
+        if rank == 0:
+            group.send([torch.arange(6.0).reshape(2, 3)], 1).wait()
+        elif rank == 1:
+            group.recv([x], 0).wait()
+            assert torch.equal(x, torch.arange(6.0))
+
+    checked(work)
+
+
 def test_coalesced_calls_end_with_one_work():
     def work(group):
         tensors = [torch.ones(2), torch.ones(3)]

@@ -63,6 +63,15 @@ def test_a_writer_leaves_the_temporary_files_of_live_writers_alone(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["quick", "slow"]
 
 
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path):
+    for name in ("a" * 255, "a" * 228, "ä" * 127 + "b"):
+        write_atomically(str(tmp_path / name), b"whole")
+        assert (tmp_path / name).read_bytes() == b"whole"
+    with pytest.raises(OSError, match="File name too long: .*aaaa'$"):
+        write_atomically(str(tmp_path / ("a" * 256)), b"")
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_writer_leaves_files_of_other_programs_alone(tmp_path):
     names = ["novel.unfinished", "a.0123.unfinished", "a.0123456789abcdef.unfinished.txt"]
     for name in names:

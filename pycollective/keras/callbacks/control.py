@@ -123,8 +123,6 @@ class Monitor(Callback):
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Return True if ``value`` is better than ``than``; any number is better than None."""
-        if self.mode == "auto":
-            self.mode = self._mode_of(self.monitor.removeprefix("val_"))
         if than is None:
             return not math.isnan(value)
         if self.mode == "min":
@@ -144,12 +142,18 @@ class Monitor(Callback):
         if direction is None:
             raise ValueError(
                 f"{type(self).__name__} callback received monitor={self.monitor}, whose direction is "
-                "unknown. Pass `mode='max'` or `mode='min'`"
+                f"unknown: correct the name, which may be one of {', '.join(['loss', *known])}, or "
+                "pass `mode='max'` or `mode='min'`"
             )
         return {"up": "max", "down": "min"}[direction]
 
     def value_in(self, logs: Logs | None) -> float | None:
-        """Return the monitored value; if it is missing, warn and return None."""
+        """Return the monitored value; if it is missing, warn and return None.
+
+        The first call chooses the direction.
+        """
+        if self.mode == "auto":
+            self.mode = self._mode_of(self.monitor.removeprefix("val_"))
         value = (logs or {}).get(self.monitor)
         if value is None:
             warnings.warn(

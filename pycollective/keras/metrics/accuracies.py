@@ -144,9 +144,9 @@ def _in_top(labels: Array, predicted: Array, k: int) -> Array:
     indices = labels.astype(np.int64)
     inside = (indices >= 0) & (indices < classes)
     at_label = np.take_along_axis(predicted, np.where(inside, indices, 0)[..., None], axis=-1)
-    # As in Keras, a label whose prediction is NaN or infinite is never in the top k.
+    # As in Keras, a row with a prediction that is NaN or infinite is wrong.
     above = (predicted > at_label).sum(axis=-1)
-    right: Array = inside & np.isfinite(at_label[..., 0]) & (above < k)
+    right: Array = inside & np.isfinite(predicted).all(axis=-1) & (above < k)
     return right
 
 

@@ -299,7 +299,8 @@ class MeanMetricWrapper(Mean):
         dtype: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(getattr(fn, "__name__", "mean") if name is None else name, dtype)
+        name = getattr(fn, "__name__", "mean").strip("<>") if name is None else name
+        super().__init__(name, dtype)
         self._fn = fn
         self._fn_kwargs = kwargs
 

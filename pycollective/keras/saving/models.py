@@ -131,6 +131,9 @@ def load_model(
         raise FileNotFoundError(f"File not found: filepath={path}. No such `.keras` file exists")
     parts = unpack(path)
     config = parts.config if compile else {**parts.config, "compile_config": None}
+    for name in ("config", "build_config", "compile_config"):
+        if not isinstance(config.get(name) or {}, Mapping):
+            raise CheckpointError(f"{path!r} is damaged: {name!r} in its config.json is no object")
     try:
         with sharing():
             model = deserialize_keras_object(config, custom_objects, safe_mode)

@@ -249,12 +249,16 @@ def _optimizer_pairs(
 def _left_over(h5py: Any, file: Any, taken: set[str], where: str) -> list[str]:
     """Return the variables of the file that no part of the model uses."""
     left: list[str] = []
+    # Equal groups are one group of the file, which may have several names: a search for each name
+    # might never end.
+    seen = set()
 
     def search(group: Any, path: str) -> None:
         for name in group:
             child = _child(h5py, group, name, where)
-            if not isinstance(child, h5py.Group) or name in _IGNORED:
+            if not isinstance(child, h5py.Group) or name in _IGNORED or child in seen:
                 continue
+            seen.add(child)
             inside = _joined(path, name)
             if name != "vars":
                 # The model may be uncompiled, and then does not need the file's optimizer.
