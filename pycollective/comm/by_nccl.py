@@ -137,12 +137,7 @@ class Nccl(GpuEngine):
             return self._message(call)
         enqueue = self._enqueue_of(call)
         kept = [array for array in (call.source, call.target) if array is not None]
-        for array in kept:
-            if array_backend.device_of(array)[1] != self._nccl.device:
-                raise ValueError(
-                    f"the array is on GPU {array_backend.device_of(array)[1]}, but rank {self.rank} "
-                    f"uses GPU {self._nccl.device}: a rank has one GPU"
-                )
+        self._check_devices(kept)
         self.begin()
         what = str(call)
         what += self._registered(what, kept)
@@ -155,6 +150,14 @@ class Nccl(GpuEngine):
                 return DONE
         made = self._nccl.enqueue(what, enqueue, kept, call.timeout, call.async_op, call.timed)
         return Work([made])
+
+    def _check_devices(self, arrays: Sequence[Array]) -> None:
+        for array in arrays:
+            if array_backend.device_of(array)[1] != self._nccl.device:
+                raise ValueError(
+                    f"the array is on GPU {array_backend.device_of(array)[1]}, but rank {self.rank} "
+                    f"uses GPU {self._nccl.device}: a rank has one GPU"
+                )
 
     def _enqueue_of(self, call: Call) -> _Enqueue:
         """Return a function that enqueues a collective."""
@@ -273,9 +276,13 @@ class Nccl(GpuEngine):
                     any([message.timed for message in messages]),
                     [message.after for message in messages], counts=False,
                 )  # fmt: skip
-            except CollectiveError as error:
+            except BaseException as error:
                 for message in messages:
-                    message.error = error
+                    message.error = (
+                        error
+                        if isinstance(error, Exception)
+                        else AbortedError(f"{message.what}: interrupted")
+                    )
                 raise
             for message in messages:
                 message.operation = operation
@@ -308,6 +315,7 @@ class Nccl(GpuEngine):
         return f", in memory of empty() from byte {at} on"
 
     def _check_message(self, array: Array, call: Call) -> None:
+        self._check_devices([array])
         if call.peer == self.rank:
             raise ValueError(
                 "a rank cannot send a GPU array to itself: its stream would wait for itself"
@@ -350,13 +358,13 @@ class Message(nccl.DeviceTask):
         with device.on(here):
             self.after = device.event(device.present_stream())
         self.operation: nccl.Operation | None = None
-        self.error: CollectiveError | None = None
+        self.error: Exception | None = None
 
     def start(self) -> None:
         """Begin the message if it is deferred."""
         engine = self._engine()
         if self.operation is None and self.error is None and engine is not None:
-            with contextlib.suppress(CollectiveError):  # `begin` stores the error in this message
+            with contextlib.suppress(Exception):  # `begin` stores the error in this message
                 engine.begin()
 
     @property

@@ -43,7 +43,8 @@ class Messages(Member):
         """Send an array to another rank, which calls `recv`.
 
         Messages are independent of collectives: other ranks take no part, and the order of messages and
-        collective calls does not matter. Messages to one rank with one tag arrive in order.
+        collective calls does not matter, except through NCCL. Messages to one rank with one tag arrive
+        in order.
 
         The call returns when ``x`` can be used again. Through shared memory, up to 2 MiB to one rank
         (less in large groups) are buffered. For more, and for arrays of `empty` or `shared_arrays` from
@@ -55,7 +56,7 @@ class Messages(Member):
         x : array_like
             The array to send, of any layout and any dtype without Python objects.
         dest : int
-            The rank that gets the array; may be this one.
+            The rank that gets the array; may be this one, unless NCCL sends the array.
         tag : int
             The tag of the `recv`, 0 or more.
         async_op : bool

@@ -261,7 +261,11 @@ class NcclCommunicator:
                 self._fail(self._cause(self._in_call(error, what)))
                 raise self.error or error from None
             self._num_calls += counts
-            self._wait_until_enqueued(what, begin + seconds, seconds)
+            try:
+                self._wait_until_enqueued(what, begin + seconds, seconds)
+            except KeyboardInterrupt:  # devices may use the arrays, and nothing keeps them
+                self._fail(AbortedError(f"rank {self.rank} was interrupted in {what}"))
+                raise
             event = device.event(stream, timed)
             if aside and not later:
                 device.stream_wait(present, [event])

@@ -416,6 +416,44 @@ def test_messages_of_an_exchange_are_one_operation(gpus, on_gpus, monkeypatch):
     assert len(pairs) == 3 * size
 
 
+def test_message_of_an_array_on_another_gpu_raises(gpus, on_gpus):
+    def work(c):
+        c.all_reduce(gpus.asarray(np.ones(1, np.float32)))
+        with gpus.cuda.Device(1 - c.rank):
+            x = gpus.asarray(np.ones(1, np.float32))
+        for call in (c.send, c.recv):
+            with pytest.raises(ValueError, match=f"is on GPU {1 - c.rank}, but rank {c.rank} uses"):
+                call(x, 1 - c.rank)
+
+    check(on_gpus(local_group(2, timeout=20), work))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA fails"), KeyboardInterrupt()])
+def test_deferred_messages_have_the_error_of_their_beginning(gpus, on_gpus, error):
+    def work(c):
+        x = gpus.asarray(np.ones(4, np.float32))
+        c.all_reduce(x)
+        late = [c.send(x, 1 - c.rank, async_op=True) for _ in range(2)]
+        engine = c._gpu.nccl
+
+        def fails(*_, **options):
+            raise error
+
+        engine._nccl.enqueue = fails
+        if isinstance(error, Exception):
+            assert all(work.done() for work in late)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                late[0].done()
+        del engine._nccl.enqueue
+        for work in late:
+            found = work.exception()
+            assert ("CUDA fails" if isinstance(error, Exception) else "interrupted") in str(found)
+        c.barrier()
+
+    check(on_gpus(local_group(2, timeout=20), work))
+
+
 def test_messages_do_not_count_as_collective_calls(gpus, on_gpus):
     """A rank that has sent fewer messages is not reported as late."""
 
