@@ -311,6 +311,8 @@ def contestants(
             missing[name] = "this pycollective has none"
         else:
             found[name] = (kind, python)
+    if not found and not missing:
+        raise SystemExit(f"--only: the contestants are {', '.join(name for name, *_ in wanted)}")
     return found, missing
 
 
@@ -727,6 +729,10 @@ def main() -> None:
                    help="write the tables there, not to the output")  # fmt: skip
     args = p.parse_args()
     args.mpi = dict(args.mpi)
+    for file in (args.json, args.markdown):
+        if file and not file.absolute().parent.is_dir():
+            p.error(f"{file}: there is no such folder")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends a launch, as Ctrl-C does
 
     report: dict[str, Any] = {"benchmark": "compare", "format": 2, "parts": {}}
     if args.json and args.json.exists():

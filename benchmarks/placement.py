@@ -10,6 +10,7 @@ phase of ordinary arrays alone means that lines which one core has just written 
 the other one.
 """
 
+import argparse
 import json
 import os
 import time
@@ -23,6 +24,9 @@ ITEMS, CALLS, PHASES = 1 << 18, 40, 400
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     comm = pc.init()
     arrays = {"ordinary": np.ones(ITEMS, np.float32), "comm.empty()": comm.empty(ITEMS, np.float32)}
     times: dict[str, list[float]] = {kind: [] for kind in arrays}

@@ -8,6 +8,7 @@ slower rank, in turns.
 
 from __future__ import annotations
 
+import argparse
 import select
 import socket
 import sys
@@ -56,11 +57,17 @@ def exchange(sock: socket.socket, source: memoryview, target: memoryview) -> Non
 
 def main() -> None:
     """Measure and print a line for each size."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sizes", nargs="*", type=int, metavar="BYTES",
+                        default=[1 << 20, 16 << 20, 64 << 20])  # fmt: skip
+    args = parser.parse_args()
     comm = pc.init(timeout=60)
     if comm.size != 2:
         sys.exit("two ranks are measured: pycollective run --transport tcp -n 2 ...")
     sock = connect(comm)
-    for size in [int(a) for a in sys.argv[1:]] or [1 << 20, 16 << 20, 64 << 20]:
+    for size in args.sizes:
         x = np.zeros(size // 4, "float32")
         source, target = np.ones(size, "uint8"), np.ones(size, "uint8")
         times = []
