@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import secrets
+import stat
 import struct
 import threading
 import time
@@ -72,10 +73,12 @@ class SharedFile:
         try:
             owner, fd, text = name
             path, token = f"/proc/{int(owner)}/fd/{int(fd)}", bytes.fromhex(text)
+            # The path can be another file's: of another host, or of another container.
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                return None
             opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (OSError, TypeError, ValueError):
             return None
-        # The path can be another file's: of another host, or of another container.
         if len(token) != _TOKEN_BYTES or os.pread(opened, _TOKEN_BYTES, 0) != token:
             os.close(opened)
             return None

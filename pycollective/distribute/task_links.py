@@ -25,6 +25,7 @@ import numpy as np
 from pycollective import dtypes
 from pycollective.distribute.workers import heartbeat_timeout
 from pycollective.errors import CollectiveError, UnavailableError
+from pycollective.launch import secret
 from pycollective.launch.description import Description
 from pycollective.launch.handshake import Channel, HandshakeError, Refused
 from pycollective.launch.handshake_server import HANDSHAKE_SECONDS, Enter, HandshakeServer
@@ -399,8 +400,12 @@ def _dtype_of(name: str) -> Any:
 # Connections ----------------------------------------------------------------------------------------
 
 
-#: The name of a task's Unix socket, in front of its address. Other hosts have other names.
+#: The name of a task's Unix socket, in front of its address. Other hosts have other names. A program
+#: of any user can take a name.
 _UNIX_NAME = "\0pycollective parameter servers "
+_UNIX_SECONDS = 1.0
+#: The number of tasks that may connect at the same moment.
+_AT_ONCE = 64
 
 
 def _has_unix_socket(about: Description) -> bool:
@@ -420,16 +425,17 @@ def listen(address: str, enter: Enter) -> tuple[Sockets, HandshakeServer]:
         try:
             local.bind(_UNIX_NAME + address)
             local.listen(1024)
-        except OSError:
+        except OSError as error:
+            _log.warning("no Unix socket for %s (%s): tasks of this host use TCP", address, error)
             local.close()
         else:
-            sockets.serve(local, enter, connections=1024)
+            sockets.serve(local, enter, connections=_AT_ONCE)
     try:
         sock = inherited(about) or sockets.listen_at_own_address()
     except BaseException:
         sockets.close()
         raise
-    return sockets, sockets.serve(sock, enter, connections=1024)
+    return sockets, sockets.serve(sock, enter, connections=_AT_ONCE)
 
 
 def link_to(
@@ -456,9 +462,16 @@ def link_to(
         family, found = sockets.resolve()
         if _has_unix_socket(sockets.about):
             local = socket.socket(socket.AF_UNIX)
+            local.settimeout(_UNIX_SECONDS)
             try:
                 local.connect(_UNIX_NAME + address)
-                return sockets.introduced(local, hello, until)
+                if not secret.is_same_user(
+                    local
+                ):  # it could change arrays on their way to the task
+                    raise HandshakeError("a program of another user has the task's name")
+                return sockets.introduced(
+                    local, hello, min(until, time.monotonic() + _UNIX_SECONDS)
+                )
             except (OSError, HandshakeError):  # on another host, or no task of this cluster
                 local.close()
         return sockets.reach(family, found, hello, until)

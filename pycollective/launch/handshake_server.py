@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import socket
 import threading
 import time
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a connection has for its handshake."""
 MAX_HANDSHAKES = 64
-"""Most simultaneous handshakes beyond the group's size; one more ends the oldest."""
+"""Most simultaneous handshakes beyond the group's size; one more ends the oldest.
+
+All together may have a quarter of the descriptors that the process can open.
+"""
 _TLS_BEGINS = b"\x16"
 Enter = Callable[[Channel, dict[str, Any]], None]
 """Accepts a connection, or raises HandshakeError; gets the other side's first message too."""
@@ -43,7 +47,9 @@ class HandshakeServer:
     ) -> None:
         self._socket = sock
         self._key = key
-        self._most_handshakes = MAX_HANDSHAKES + size
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        share = limit // 4 if limit != resource.RLIM_INFINITY else MAX_HANDSHAKES + size
+        self._most_handshakes = max(1, min(MAX_HANDSHAKES + size, share))
         self._enter = enter
         self._tls = tls
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -50,6 +51,7 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=min(size, 1024))
         address, secret = f"{host}:{listener.getsockname()[1]}", secrets.token_hex(32)
+        _keep_private(store)
         environment[LISTENER] = str(listener.detach())
         store.set(_KEY, json.dumps([address, secret]))
     else:
@@ -77,12 +79,25 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
     return communicator
 
 
+def _keep_private(store: Any) -> None:
+    """Let no other user read a store that is a file, which never forgets a value."""
+    store = _unwrapped(store)
+    if isinstance(store, dist.FileStore):
+        with contextlib.suppress(OSError):  # another user's file
+            os.chmod(store.path, 0o600)
+
+
+def _unwrapped(store: Any) -> Any:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
 def _own_address(store: Any, environment: dict[str, str]) -> str:
     """Return the address of this host at which the other ranks reach it."""
     if pattern := environment.get("PYCOLLECTIVE_SOCKET_IFNAME"):
         return choose(pattern, interface_addresses())[0][1]
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
+    store = _unwrapped(store)
     try:
         if not isinstance(store, dist.TCPStore):  # a file: no address is known
             return socket.gethostbyname(socket.gethostname())

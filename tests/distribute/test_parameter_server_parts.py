@@ -507,8 +507,12 @@ def test_block_of_another_file_is_not_mapped():
         pytest.skip("this system has no files in memory with locks")
     owner, fd, token = file.name
     assert SharedFile.of([owner, fd, token]) is not None
-    for name in ([owner, fd, token[2:] + "00"], [owner, 10**6, token], [owner, fd, "x"], None, []):
+    pipe = os.pipe()
+    names = [[owner, fd, token[2:] + "00"], [owner, 10**6, token], [owner, fd, "x"], None, []]
+    for name in [*names, [owner, pipe[0], token], [owner, pipe[1], token]]:
         assert SharedFile.of(name) is None
+    for end in pipe:
+        os.close(end)
 
 
 def test_block_in_a_file_is_seen_and_locked_by_another_mapping():

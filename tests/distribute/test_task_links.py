@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -110,6 +111,45 @@ def test_tasks_of_one_host_talk_through_a_unix_socket_or_tcp(monkeypatch):
         assert family_of_link_to(address) == socket.AF_INET
     monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "tcp")
     assert family_of_link_to(address) == socket.AF_INET
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets exist on Linux only")
+def test_a_silent_program_with_the_name_of_a_task_delays_the_link_only(monkeypatch, caplog):
+    monkeypatch.setattr(task_links, "_UNIX_SECONDS", 0.1)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(task_links._UNIX_NAME + address)
+        other.listen()
+        assert family_of_link_to(address) == socket.AF_INET
+    assert "Address already in use): tasks of this host use TCP" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs a second user, on Linux"
+)
+def test_a_program_of_another_user_with_the_name_of_a_task_gets_no_byte():
+    """The program could hand the handshake on to the task, and change arrays afterwards."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    code = """
+import os, socket, sys
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as s:
+    s.bind("\\0" + sys.argv[1]); s.listen()
+    print("listens", flush=True)
+    connection, _ = s.accept()
+    print(len(connection.recv(100)), flush=True)
+"""
+    name = task_links._UNIX_NAME[1:] + address
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", code, name], stdout=subprocess.PIPE, text=True
+    ) as other:
+        try:
+            assert other.stdout.readline() == "listens\n"
+            assert family_of_link_to(address) == socket.AF_INET
+            assert other.stdout.readline() == "0\n"
+        finally:
+            other.kill()
 
 
 def test_messages_through_a_unix_socket_of_one_user_have_no_hmac(monkeypatch):

@@ -223,3 +223,20 @@ def test_prepare_table_of_deep_json_begins_a_new_one(tmp_path):
     file.write_text("[" * 100_000)
     tuning.prepare(file, "1.0")
     assert json.loads(file.read_text())["tables"] == {}
+
+
+def test_unfinished_handshakes_leave_descriptors_for_the_process(monkeypatch):
+    """A host without the key opens connections and says nothing."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 4096))
+    server = socket.create_server(("127.0.0.1", 0))
+    listening = HandshakeServer(server, KEY, 1000, lambda channel, hello: None)
+    silent = [socket.create_connection(listening.address) for _ in range(15)]
+    try:
+        for connection in silent[:5]:  # those that the later ones have replaced
+            connection.settimeout(5)
+            assert connection.recv(1) == b""
+        assert len(listening._handshakes) <= 10
+    finally:
+        for connection in silent:
+            connection.close()
+        listening.close()

@@ -694,6 +694,8 @@ def lost_rank_in_training():
 
 def rank_main(rank, size, address):
     dist.init_process_group("pycollective", init_method=address, rank=rank, world_size=size)
+    if address.startswith("file"):  # it has the group's secret
+        assert os.stat(os.environ["FILE"]).st_mode & 0o777 == 0o600
     api()
     dist.destroy_process_group()
 
