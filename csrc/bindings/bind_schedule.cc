@@ -51,12 +51,14 @@ auto with_algorithm(Collective collective, const Named& named, int size, Work wo
 
 using PythonWatch = std::optional<py::function>;
 
-// Checks Ctrl-C and reports the progress to Python. Called without the GIL.
+// Checks Ctrl-C and reports the progress to Python. Called without the GIL. `report` must outlive
+// the result, unless it is empty.
 Watch watch_of(const PythonWatch& report) {
-  return [&report](double share) {
+  const py::function* function = report ? &*report : nullptr;
+  return [function](double share) {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (report) (*report)(share);
+    if (function) (*function)(share);
   };
 }
 
@@ -134,8 +136,11 @@ void bind_schedule(py::module_& m) {
       .def_readonly("steps", &Schedule::steps);
   py::class_<TabulatedAlgorithm, std::shared_ptr<TabulatedAlgorithm>>(
       m, "Algorithm", "A proved schedule, which groups with its number of ranks can run.")
-      .def(py::init<std::string, Schedule>(), py::arg("name"), py::arg("schedule"),
-           py::call_guard<InterpreterRelease>())
+      .def(py::init([](const std::string& name, const Schedule& schedule) {
+             InterpreterRelease release;
+             return std::make_shared<TabulatedAlgorithm>(name, schedule, watch_of(std::nullopt));
+           }),
+           py::arg("name"), py::arg("schedule"))
       .def_property_readonly("name", &TabulatedAlgorithm::name)
       .def_property_readonly("schedule", &TabulatedAlgorithm::schedule);
 
@@ -169,8 +174,14 @@ void bind_schedule(py::module_& m) {
   m.def("verify", &verify, py::arg("schedule"), py::arg("in_place"), py::arg("filled") = 0,
         py::call_guard<InterpreterRelease>(),
         "Return the first error of a schedule, or an empty string.");
-  m.def("prove", &prove, py::arg("schedule"), py::call_guard<InterpreterRelease>(),
-        "Run verify() out of place and in place, for every number of filled chunks.");
+  m.def(
+      "prove",
+      [](const Schedule& schedule) {
+        InterpreterRelease release;
+        return prove(schedule, watch_of(std::nullopt));
+      },
+      py::arg("schedule"),
+      "Run verify() out of place and in place, for every number of filled chunks.");
   m.def(
       "verify_many",
       [](Collective collective, const Named& algorithm, int size, bool marks,

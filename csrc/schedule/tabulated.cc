@@ -5,10 +5,10 @@
 
 namespace pycollective {
 
-TabulatedAlgorithm::TabulatedAlgorithm(std::string name, Schedule schedule)
+TabulatedAlgorithm::TabulatedAlgorithm(std::string name, Schedule schedule, const Watch& watch)
     : name_(std::move(name)), schedule_(std::move(schedule)) {
   mark_complete(schedule_);
-  std::string problem = prove(schedule_);
+  std::string problem = prove(schedule_, watch);
   if (!problem.empty()) throw std::invalid_argument(name_ + ": " + problem);
   std::string text = std::to_string(schedule_.chunks);
   for (const auto& steps : schedule_.steps) {

@@ -12,7 +12,7 @@ class TabulatedAlgorithm final : public Algorithm {
  public:
   // Marks the steps that complete a chunk, and proves the schedule: out of place, in place, and for
   // arrays of any length. Throws std::invalid_argument with the first error.
-  TabulatedAlgorithm(std::string name, Schedule schedule);
+  TabulatedAlgorithm(std::string name, Schedule schedule, const Watch& watch = {});
 
   const Schedule& schedule() const { return schedule_; }
   int size() const { return static_cast<int>(schedule_.steps.size()); }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <set>
@@ -17,7 +18,15 @@ struct Value {
   int chunk = -1;  // -1: never written
   int ranks = 0;
   std::uint64_t set = 0;  // a bit for each rank
+  // A number for the order of the additions. `a + b` and `b + a` have the same bits, and the same
+  // number; `(a + b) + c` and `a + (b + c)` do not.
+  std::uint64_t order = 0;
 };
+
+std::uint64_t order_of_sum(std::uint64_t a, std::uint64_t b) {
+  const std::uint64_t mixed = std::min(a, b) * 0x9e3779b97f4a7c15 + std::max(a, b);
+  return (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9;
+}
 
 using Clock = std::vector<int>;
 
@@ -97,6 +106,7 @@ class Execution {
   Value value_of(const Content& content) const {
     Value value{content.chunk, content.end - content.begin, 0};
     for (int r = content.begin; r < content.end; ++r) value.set += std::uint64_t{1} << r;
+    value.order = value.set;
     return value;
   }
   // Returns the index in a buffer. In a buffer of parts, the first part follows the last one.
@@ -255,6 +265,7 @@ class Execution {
       }
       source.ranks += other.ranks;
       source.set += other.set;
+      source.order = order_of_sum(source.order, other.order);
     }
     const bool is_complete = is_everyone(source) && !is_prefix(collective_);
     if (marks_) {
@@ -306,6 +317,10 @@ class Execution {
         if (v.chunk != wanted.chunk || v.ranks != wanted.ranks || v.set != wanted.set) {
           problem_ = "rank " + std::to_string(r) + " ends with a wrong output[" +
                      std::to_string(i) + "]: " + describe(v);
+        } else if (collective_ == Collective::all_reduce &&
+                   v.order != cell(0, Buffer::output, i).value.order) {
+          problem_ = "rank " + std::to_string(r) + " adds output[" + std::to_string(i) +
+                     "] in another order than rank 0, so that rounding may give other bits";
         }
       }
     }
@@ -385,6 +400,16 @@ bool is_contiguous(const Span& span, const Shape& shape) {
          span.first % shape.chunks + span.count <= shape.chunks;
 }
 
+// Returns true if a step would overwrite chunks that it has not read yet.
+bool is_overlapping(const Step& step, int rank, const Shape& shape) {
+  const Span &source = step.source, &target = step.target;
+  if (source.buffer != target.buffer || source.first == target.first) return false;
+  const int shift = std::abs(target.first - source.first);
+  const bool round = shape.parts && source.buffer != Buffer::scratch;
+  return shift < source.count ||
+         (round && shape.chunks_of(rank, source.buffer) - shift < source.count);
+}
+
 }  // namespace
 
 Misfit find_misfit(const Step& step, int rank, const Shape& shape) {
@@ -394,6 +419,7 @@ Misfit find_misfit(const Step& step, int rank, const Shape& shape) {
   if (has_target && !is_inside(step.target, rank, shape)) return Misfit::target;
   if (has_target && !is_contiguous(step.target, shape)) return Misfit::pieces;
   if (has_source && has_target && step.source.count != step.target.count) return Misfit::lengths;
+  if (has_source && has_target && is_overlapping(step, rank, shape)) return Misfit::overlap;
   bool has_message = step.verb != Verb::copy && step.verb != Verb::reduce;
   bool has_peer = step.peer >= 0 && step.peer < shape.size && step.peer != rank;
   if (has_message && !has_peer) return Misfit::peer;
@@ -419,6 +445,8 @@ std::string explain(Misfit misfit, const Step& step, int rank, const Shape& shap
       return "goes over the last chunk's end in the scratch buffer";
     case Misfit::lengths:
       return "source and target have different numbers of chunks";
+    case Misfit::overlap:
+      return "source and target overlap";
     case Misfit::peer:
       return "no such peer among " + std::to_string(shape.size) + " ranks";
     case Misfit::reduces:
@@ -467,8 +495,9 @@ std::string verify(const Schedule& schedule, bool in_place, int filled) {
   return Execution(schedule, in_place, filled).run();
 }
 
-std::string prove(const Schedule& schedule) {
+std::string prove(const Schedule& schedule, const Watch& watch) {
   if (schedule.steps.size() > kExactRanks) return verify(schedule, true);
+  std::size_t proved = 0;
   // Between two numbers at which a span begins, the same steps are empty. So the greater number is
   // enough. All chunks are first, because their errors are the clearest.
   std::set<int, std::greater<>> numbers{schedule.chunks};
@@ -484,6 +513,7 @@ std::string prove(const Schedule& schedule) {
   }
   for (bool in_place : {false, true}) {
     for (int filled : numbers) {
+      if (watch) watch(static_cast<double>(proved++) / static_cast<double>(2 * numbers.size()));
       std::string problem = verify(schedule, in_place, filled);
       if (!problem.empty()) {
         problem = (in_place ? "in place: " : "out of place: ") + problem;

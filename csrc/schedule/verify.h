@@ -3,7 +3,8 @@
 // The verifier executes all ranks symbolically. A chunk's value is the set of ranks whose
 // contributions it holds, so that "each contribution exactly once" is a property of sets. Errors
 // are:
-//   Results:   A contribution is missing or repeated, or a chunk is at another chunk's index.
+//   Results:   A contribution is missing or repeated, or a chunk is at another chunk's index. In an
+//              all-reduce, ranks add a chunk's contributions in different orders.
 //   Messages:  A send or a receive has no partner, or the numbers of chunks differ.
 //   Deadlocks: Ranks wait for each other when each ordered pair can hold one unreceived message.
 //   Races:     A write to a chunk that a peer may still read. Messages must order the matching
@@ -15,7 +16,7 @@
 //
 // These checks are for up to 64 ranks. For more ranks, random fingerprints replace the sets
 // (fingerprints.cc), and steps are generated one at a time. Only those races are found that occur
-// in the one order in which the ranks are executed.
+// in the one order in which the ranks are executed. The order of additions is not checked.
 #pragma once
 
 #include <array>
@@ -76,6 +77,7 @@ enum class Misfit : std::uint8_t {
   target,
   pieces,
   lengths,
+  overlap,
   peer,
   reduces,
   completes
@@ -94,7 +96,7 @@ Schedule make_schedule(const Algorithm& algorithm, int size);
 std::string verify(const Schedule& schedule, bool in_place, int filled = 0);
 
 // Runs verify() out of place and in place, for every number of filled chunks.
-std::string prove(const Schedule& schedule);
+std::string prove(const Schedule& schedule, const Watch& watch = {});
 
 // Verifies any number of ranks, out of place and in place at once. Needs 8 bytes of memory for each
 // chunk of each rank's output and scratch.

@@ -60,7 +60,7 @@ inline constexpr std::size_t kMostPipeBytes = std::size_t{2} << 20;
 // announced block by block, so that both ranks copy at the same time.
 inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
-  return std::clamp<std::size_t>(message / 16, 16 * 1024, 128 * 1024);
+  return std::clamp<std::size_t>(message / 16 / kCacheLine * kCacheLine, 16 * 1024, 128 * 1024);
 }
 // From this size of an array, a part or a message on, ordinary arrays have three ways to the peers
 // (CopyWay). The fastest one depends on the processor, and on the caches that the ranks' cores

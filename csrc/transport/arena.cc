@@ -100,9 +100,9 @@ std::byte* Arena::allocate(std::size_t bytes, bool* is_zero) noexcept {
     std::lock_guard lock(mutex_);
     auto& free = free_[found.index];
     if (!free.empty()) {
-      data = free.back();
+      data = free.back().data;
+      if (free.back().is_kept) kept_ -= found.bytes;
       free.pop_back();
-      if (found.bytes >= kPage) kept_ -= std::min(kept_, found.bytes);
     } else {
       const std::size_t unit = found.bytes >= kHugePage ? kHugePage
                                : found.bytes >= kPage   ? kPage
@@ -133,14 +133,14 @@ void Arena::free(std::byte* data) noexcept {
   auto block = blocks_.find(data);
   if (block == blocks_.end()) return;
   const Class found = block->second;
-  if (found.bytes >= kPage) {
-    if (kept_ + found.bytes > kKeptBytes) {
-      memory_.discard(mapping_, data, found.bytes);
-    } else {
-      kept_ += found.bytes;
-    }
+  const bool has_pages = found.bytes >= kPage;
+  const bool is_kept = has_pages && kept_ + found.bytes <= kKeptBytes;
+  if (is_kept) {
+    kept_ += found.bytes;
+  } else if (has_pages) {
+    memory_.discard(mapping_, data, found.bytes);
   }
-  free_[found.index].push_back(data);
+  free_[found.index].push_back({data, is_kept});
   if (--count_ == 0) last.swap(self_);
 }
 

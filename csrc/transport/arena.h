@@ -77,7 +77,11 @@ class Arena : public std::enable_shared_from_this<Arena> {
   };
   static Class class_of(std::size_t bytes);
   std::unordered_map<const std::byte*, Class> blocks_;
-  std::array<std::vector<std::byte*>, kClasses> free_;
+  struct Free {
+    std::byte* data;
+    bool is_kept;  // its pages count in kept_
+  };
+  std::array<std::vector<Free>, kClasses> free_;
   std::vector<Range> private_;  // ranges that are not shared any more
   std::atomic<bool> has_private_{false};
   std::shared_ptr<Arena> self_;  // keeps the arena alive while it has allocations

@@ -195,8 +195,12 @@ std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t by
     return bytes;
   }
   std::size_t count = std::min(bytes, out.block);
-  count = free_bytes(to, out, round_up(count, kCacheLine));
-  count = std::min(bytes, count);
+  count = std::min(count, free_bytes(to, out, round_up(count, kCacheLine)));
+  if (count == out.left) {
+    // After the last piece, the next head begins with a cache line, which must be free too.
+    const std::uint64_t padded = round_up(out.position + count, kCacheLine) - out.position;
+    if (free_bytes(to, out, padded) < padded) count -= std::min(count, kCacheLine);
+  }
   if (count == 0) return 0;
   copy_in(to, out.position, data, count, out.way);
   out.left -= count;

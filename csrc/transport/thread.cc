@@ -216,7 +216,11 @@ std::shared_ptr<Pipes> ThreadGroup::pipes(int rank) {
   if (!pipes_memory_) {
     auto* memory =
         static_cast<std::byte*>(std::calloc(RingPipes::bytes_for(size_) + kCacheLine, 1));
-    if (!memory) throw std::bad_alloc();
+    if (!memory) {
+      throw std::runtime_error("the system has no " + std::to_string(RingPipes::bytes_for(size_)) +
+                               " bytes of memory for messages among " + std::to_string(size_) +
+                               " ranks in one process");
+    }
     pipes_memory_.reset(memory, [](std::byte* p) { std::free(p); });
   }
   std::size_t past = reinterpret_cast<std::uintptr_t>(pipes_memory_.get()) % kCacheLine;

@@ -235,6 +235,32 @@ def test_empty_long_arrays_cost_no_descriptors(on_ranks):
     del kept
 
 
+@pytest.mark.slow  # uses 1 GiB
+def test_empty_dropped_arrays_keep_few_pages():
+    """Also after blocks without pages were used again."""
+
+    def work(c):
+        def shared():
+            (line,) = (
+                text
+                for text in Path("/proc/self/status").read_text().splitlines()
+                if text.startswith("RssShmem")
+            )
+            return int(line.split()[1]) >> 10  # MiB
+
+        found = []
+        for count in (64, 45, 45) if c.rank == 0 else ():
+            arrays = [c.empty(16 << 20, "u1") for _ in range(count)]
+            for x in arrays:
+                x[::4096] = 1
+            del x, arrays
+            found.append(shared())
+        c.barrier()
+        return found
+
+    assert max(spawn(work, 2)[0]) < 600
+
+
 def test_empty_dropped_short_arrays_free_their_memory(monkeypatch, on_ranks):
     comms, (descriptor,) = with_memories(monkeypatch, "shm", 2)
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +21,8 @@ from pycollective.algorithms import (
     output,
     recv,
     recv_reduce,
+    reduce,
+    scratch,
     send,
 )
 
@@ -123,6 +129,85 @@ def test_invalid_own_algorithm_raises_before_it_runs(on_ranks):
     with pytest.raises(ValueError, match="schedule for all_reduce among 3 ranks"):
         (comm,) = local_group(1)
         comm._core.all_reduce(np.ones(1), np.ones(1), "sum", ring.for_ranks(3), False, 1.0)
+
+
+def test_own_algorithm_that_overwrites_what_it_has_not_read_raises():
+    @algorithm(num_chunks=lambda n: n, num_scratch=3, collective="all_gather")
+    def shifted(rank, size):
+        peer = 1 - rank
+        yield copy(input[0], scratch[0])
+        yield send(peer, scratch[0])
+        yield recv(peer, scratch[1])
+        yield copy(scratch[1], output[peer])
+        yield copy(scratch[0:2], scratch[1:3])
+        yield copy(scratch[2], output[rank])
+
+    with pytest.raises(ValueError, match=r"copy scratch\[0:2\] to .*source and target overlap"):
+        shifted.verify(2)
+
+
+def test_own_algorithm_whose_ranks_add_in_different_orders_raises():
+    """Otherwise the ranks' results could differ in their last bits."""
+
+    def steps(rank, size, first):
+        others = [peer for peer in range(size) if peer != rank]
+        for peer in others:
+            yield send(peer, input[0])
+        yield copy(input[0], scratch[rank])
+        for peer in others:
+            yield recv(peer, scratch[peer])
+        order = [rank, *others] if first == "own" else range(size)
+        begin, *rest = order
+        for peer in others:
+            yield send(peer, scratch[rank])  # shows that the inputs were read
+        for peer in others:
+            yield recv(peer, scratch[size + peer])
+        yield copy(scratch[begin], output[0])
+        for peer in rest:
+            yield reduce(scratch[peer], output[0])
+
+    def made(first):
+        return algorithm(num_chunks=1, num_scratch=lambda n: 2 * n)(
+            lambda rank, size: steps(rank, size, first)
+        )
+
+    made("rank 0's").verify(3)
+    made("own").verify(2)  # a + b has the bits of b + a
+    with pytest.raises(ValueError, match=r"rank 2 adds output\[0\] in another order than rank 0"):
+        made("own").verify(3)
+
+
+@pytest.mark.slow
+def test_proof_can_be_interrupted():
+    code = """
+import signal, sys, time
+from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, send
+signal.signal(signal.SIGINT, signal.default_int_handler)
+@algorithm(num_chunks=4000)
+def star(rank, size):
+    for c in range(4000):
+        if rank:
+            yield send(0, input[c])
+            yield recv(0, output[c])
+        else:
+            yield copy(input[c], output[c])
+            for peer in range(1, size):
+                yield recv_reduce(peer, output[c], output[c])
+            for peer in range(1, size):
+                yield send(peer, output[c])
+print("begins", flush=True)
+try:
+    star.verify(8)
+    print("ended", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with process, process.stdout:
+        assert process.stdout.readline() == "begins\n"
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
 
 
 def test_own_algorithm_with_invalid_spans_raises():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 
+import numpy as np
 import pytest
 from processes import fast_on
+
+from pycollective import spawn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -94,3 +99,34 @@ except pc.PeerLostError as error:
 """
     status, out, _ = run_on(2, body)
     assert (status, out) == (128 + signal.SIGKILL, "True True\n")
+
+
+def test_long_message_overwrites_nothing_of_the_one_before():
+    """Lengths with which the head after the second message met unread bytes of the first one."""
+    block = 64 * 320 + 1
+    ahead = 16 * block
+    after = (2 << 20) + block - 1 - 192 + -ahead // 64 * 64 - 63
+
+    def work(comm):
+        first, second = np.full(ahead, 1, "u1"), np.full(after, 2, "u1")
+        wrong = 0
+        for _ in range(60):
+            if comm.rank == 0:
+                works = [comm.send(x, 1, async_op=True) for x in (first, second)]
+                for each in works:
+                    each.wait()
+            else:
+                time.sleep(0.002)
+                found = np.zeros(ahead, "u1"), np.zeros(after, "u1")
+                for out in found:
+                    comm.recv(out, 0)
+                wrong += not (found[0] == 1).all() or not (found[1] == 2).all()
+            comm.barrier()
+        return wrong
+
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # a rank loses its core between two steps
+    try:
+        assert spawn(work, 2) == [0, 0]
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -76,6 +76,39 @@ print(f"rank {r} of {n} is done")
     assert sorted(out.splitlines()) == [f"rank {r} of {ranks} is done" for r in range(ranks)]
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_way_of_ordinary_arrays_to_the_peers_is_exact(ranks):
+    """The first calls of each kind and size try all ways in turn."""
+
+    def work(comm):
+        r, n = comm.rank, comm.size
+        for items in (3_001, 75_001, 700_001):
+            part = items // n
+            for call in range(20):
+                x = np.arange(part * n, dtype=np.float32) % 251 + call
+                every = [x + 1000 * k for k in range(n)]
+                mine, total, root = every[r], sum(every), call % n
+                mine_of = [one[r * part : (r + 1) * part] for one in every]
+                whole = np.concatenate([one[:part] for one in every])
+                is_root = r == root
+                found = [
+                    (comm.all_reduce(mine), total),
+                    (comm.reduce(mine, root=root), total if is_root else None),
+                    (comm.broadcast(mine.copy(), root), every[root]),
+                    (comm.gather(mine[:part].copy(), root), whole if is_root else None),
+                    (comm.all_gather(mine[:part].copy()), whole),
+                    (comm.scatter(mine, root), mine_of[root]),
+                    (comm.reduce_scatter(mine), sum(mine_of)),
+                    (comm.all_to_all(mine), np.concatenate(mine_of)),
+                ]
+                for number, (got, expected) in enumerate(found):
+                    assert (got is None) == (expected is None), number
+                    assert got is None or np.array_equal(got, expected), (items, call, number)
+        return "right"
+
+    assert pc.spawn(work, ranks) == ["right"] * ranks
+
+
 def test_bits_are_those_of_threads(tmp_path, on_ranks):
     body = """
 x = np.random.default_rng(comm.rank).standard_normal(70_001).astype("float32")
