@@ -58,14 +58,10 @@ class PerWorkerVariable(Variable):
     def _read(self) -> Tensor:
         return self.local()._read()
 
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Set this worker's value; outside of scheduled functions that of every worker."""
+    def _write(self, method: str, value: Any) -> Variable:
+        """Set this worker's value; outside of scheduled functions an `assign` sets every worker's."""
+        if method != "assign":
+            return super()._write(method, value)
         every = self._of_workers if current_worker.get() is None else (self.local(),)
         for variable in every:
             variable.assign(value)

@@ -213,47 +213,19 @@ class ServerVariable(Variable):
             self._assigned, self._period = True, servers.period
         servers.touch(self)
 
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Set the value without reading the current one; see `Variable.assign`."""
+    def _write(self, method: str, value: Any) -> Variable:
+        """Make an assignment: set without reading the current value, or add on the server."""
         servers = self._servers
         if servers is None or self._in_place:
-            return super().assign(value)
-        array = self.checked(value, "assign")
-        servers.wait_for_lost()
-        with self._lock:
-            self._tensor = _value(array.copy())
-        return self
-
-    def assign_add(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Add ``value`` on the server; see `Variable.assign_add`."""
-        if self._servers is None or self._in_place:
-            return super().assign_add(value)
-        self._record("add", [self.checked(value, "assign_add").copy()])
-        return self
-
-    def assign_sub(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Subtract ``value`` on the server; see `Variable.assign_sub`."""
-        if self._servers is None or self._in_place:
-            return super().assign_sub(value)
-        self._record("add", [np.asarray(np.negative(self.checked(value, "assign_sub")))])
+            return super()._write(method, value)
+        array = self.checked(value, method)
+        if method == "assign":
+            servers.wait_for_lost()
+            with self._lock:
+                self._tensor = _value(array.copy())
+        else:
+            adds = method == "assign_add"
+            self._record("add", [array.copy() if adds else np.asarray(np.negative(array))])
         return self
 
     def set_pulled(self, array: Any, version: int) -> None:

@@ -161,33 +161,6 @@ class ShardedVariable(Variable):
 
     # Writing ---------------------------------------------------------------------------------
 
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        return self._write("assign", value)
-
-    def assign_add(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        return self._write("assign_add", value)
-
-    def assign_sub(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        return self._write("assign_sub", value)
-
     def _write(self, method: str, value: Any) -> Variable:
         tensor = as_tensor(value, like=self._shards[0].current())
         if tensor.shape != self.shape:

@@ -154,47 +154,8 @@ class DistributedVariable(Variable, DistributedValues):
                 for component in self._values:
                     component.update_inplace(update)
 
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Set the value; the subclass defines the effect on the components.
-
-        Raises
-        ------
-        RuntimeError
-            Another strategy is the current one.
-        """
-        return self._write("assign", value)
-
-    def assign_add(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Add to the value; see `assign`."""
-        return self._write("assign_add", value)
-
-    def assign_sub(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Subtract from the value; see `assign`."""
-        return self._write("assign_sub", value)
-
     def _scatter(self, method: str, slices: Any) -> Variable:
         return self._write(method, slices)
-
-    def _write(self, method: str, value: Any) -> Variable:
-        raise NotImplementedError
 
     def _write_all(self, method: str, value: Any) -> Variable:
         """Make the same assignment to every component."""

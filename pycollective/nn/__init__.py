@@ -5,28 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .activations import (
-    add_relu,
-    bias_add,
-    dropout,
-    elu,
-    gelu,
-    hard_sigmoid,
-    hard_silu,
-    leaky_relu,
-    log_softmax,
-    mish,
-    prelu,
-    relu,
-    relu6,
-    selu,
-    sigmoid,
-    silu,
-    softmax,
-    softplus,
-    softsign,
-    tanh,
-)
+from . import activations
+from .activations import *  # noqa: F403
+from .activations import silu
 from .conv import conv2d, conv2d_relu_max_pool
 from .depthwise import depthwise_conv2d, grouped_conv2d
 from .losses import (
@@ -55,48 +36,29 @@ if TYPE_CHECKING:
 swish = silu
 
 __all__ = [
-    "add_relu",
     "avg_pool2d",
     "batch_normalization",
-    "bias_add",
     "compute_average_loss",
     "conv2d",
     "conv2d_relu_max_pool",
     "conv2d_transpose",
     "depthwise_conv2d",
-    "dropout",
-    "elu",
     "embedding_lookup",
-    "gelu",
     "grouped_conv2d",
-    "hard_sigmoid",
-    "hard_silu",
     "l2_loss",
     "layer_normalization",
-    "leaky_relu",
-    "log_softmax",
     "max_pool2d",
-    "mish",
-    "prelu",
     "moments",
     "normalize_batch",
-    "relu",
-    "relu6",
     "resize_bilinear",
     "scale_regularization_loss",
-    "selu",
-    "sigmoid",
     "sigmoid_cross_entropy_with_logits",
-    "silu",
-    "softmax",
     "softmax_cross_entropy_with_logits",
-    "softplus",
-    "softsign",
     "sparse_softmax_cross_entropy_with_logits",
     "swish",
-    "tanh",
     "upsample_nearest",
 ]
+__all__ += activations.__all__
 
 
 #: TensorFlow has these functions in this module. Here they belong to modules of

@@ -348,7 +348,35 @@ class Variable(Operators, metaclass=_VariableMeta):
         ValueError
             ``value`` has another shape, or is a tensor of another dtype.
         """
-        array = self.checked(value, "assign")
+        return self._write("assign", value)
+
+    def assign_add(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
+        """Add ``value`` in place, and return the variable; checks as `assign`."""
+        return self._write("assign_add", value)
+
+    def assign_sub(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
+        """Subtract ``value`` in place, and return the variable; checks as `assign`."""
+        return self._write("assign_sub", value)
+
+    def _write(self, method: str, value: Any) -> Variable:
+        """Make an assignment, named by its method; subclasses with other places override it."""
+        array = self.checked(value, method)
+        if method != "assign":
+            factor = 1.0 if method == "assign_add" else -1.0
+            self.update_inplace(lambda target: add_to(target, array, factor))
+            return self
         if self._in_place:
             self.update_inplace(lambda target: np.copyto(target, array))
             return self
@@ -362,30 +390,6 @@ class Variable(Operators, metaclass=_VariableMeta):
                         target = copy(array)
             finally:
                 self.set_array(target)
-        return self
-
-    def assign_add(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Add ``value`` in place, and return the variable; checks as `assign`."""
-        array = self.checked(value, "assign_add")
-        self.update_inplace(lambda target: add_to(target, array, 1.0))
-        return self
-
-    def assign_sub(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Subtract ``value`` in place, and return the variable; checks as `assign`."""
-        array = self.checked(value, "assign_sub")
-        self.update_inplace(lambda target: add_to(target, array, -1.0))
         return self
 
     # Rows -------------------------------------------------------------------------------------

@@ -113,52 +113,38 @@ class SparseCategoricalCrossentropy(_LossOf):
         )
 
 
-class CategoricalCrossentropy(_LossOf):
+class _Smoothed(_LossOf):
+    """Base of the cross-entropies whose labels can be smoothed."""
+
+    def __init__(
+        self,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: Any = _AVERAGE,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            reduction,
+            name,
+            dtype,
+            from_logits=bool(from_logits),
+            label_smoothing=float(label_smoothing),
+            axis=axis,
+        )
+
+
+class CategoricalCrossentropy(_Smoothed):
     """`categorical_crossentropy` as a loss."""
 
     _of = staticmethod(functions.categorical_crossentropy)
 
-    def __init__(
-        self,
-        from_logits: bool = False,
-        label_smoothing: float = 0.0,
-        axis: int = -1,
-        reduction: Any = _AVERAGE,
-        name: str | None = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(
-            reduction,
-            name,
-            dtype,
-            from_logits=bool(from_logits),
-            label_smoothing=float(label_smoothing),
-            axis=axis,
-        )
 
-
-class BinaryCrossentropy(_LossOf):
+class BinaryCrossentropy(_Smoothed):
     """`binary_crossentropy` as a loss."""
 
     _of = staticmethod(functions.binary_crossentropy)
-
-    def __init__(
-        self,
-        from_logits: bool = False,
-        label_smoothing: float = 0.0,
-        axis: int = -1,
-        reduction: Any = _AVERAGE,
-        name: str | None = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(
-            reduction,
-            name,
-            dtype,
-            from_logits=bool(from_logits),
-            label_smoothing=float(label_smoothing),
-            axis=axis,
-        )
 
 
 class Huber(_LossOf):

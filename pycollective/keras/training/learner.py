@@ -283,14 +283,7 @@ class Learner(Layer):
         x, _, _ = unpack_x_y_sample_weight(data)
         return self(x, training=False)
 
-    def _compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Any:
+    def _compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> Any:
         """Call `compute_loss`, with ``training`` if it has that parameter."""
         options = {"training": training} if self._loss_takes_training else {}
         return self.compute_loss(x, y, y_pred, sample_weight, **options)
