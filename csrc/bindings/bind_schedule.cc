@@ -28,8 +28,10 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
     if (algorithm->collective() != collective) continue;
     append_name(known, algorithm->name());
   }
-  throw std::invalid_argument("no " + std::string(to_string(collective)) +
-                              " algorithm is called '" + name + "'; choose one of: " + known);
+  throw std::invalid_argument(
+      "no " + std::string(to_string(collective)) + " algorithm is called '" + name +
+      "'; choose one of: " + known +
+      (name == "hierarchical" ? ", or algorithms.hierarchical(hosts)" : ""));
 }
 
 // An algorithm by name, or a table.

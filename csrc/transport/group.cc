@@ -176,7 +176,8 @@ Failure mismatch_failure(const TitledRank& me, const KnownCalls& mine, const Tit
   if (my_call == their_call) {
     text += found.mine && !found.is_first
                 ? "These two are equal: an earlier call differed, and is not recorded any more. "
-                : "They differ in something that is not shown, such as counts. ";
+                : "They differ in something that is not shown, such as counts, or the steps of an "
+                  "algorithm. ";
   }
   text +=
       "All ranks must make the same calls in the same order, with equal shape, dtype, op, "

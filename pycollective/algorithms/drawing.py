@@ -61,6 +61,12 @@ def _messages(steps: list[list[Step]]) -> list[_Message]:
                     )
                 following[rank] += 1
                 moved = True
+    for rank, number in enumerate(following):
+        if number < len(steps[rank]):
+            raise ValueError(
+                f"rank {rank} waits for ever in step {number} ({steps[rank][number]}): the schedule "
+                "cannot be drawn"
+            )
     return found
 
 

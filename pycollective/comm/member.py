@@ -212,8 +212,9 @@ class Member(_core.CommunicatorBase):
         return self._group.describe()
 
     def close(self) -> None:
-        """Finish the calls under way, each until its deadline, and leave the group.
+        """Finish the asynchronous calls and messages, each until its deadline, and leave the group.
 
+        No other thread may be in a collective call of this communicator.
         Peers that still wait for this rank get PeerLostError. As a context manager, a communicator
         closes at the end of the block. An error in the block first aborts the group: other ranks' calls
         raise an `AbortedError` with its text.

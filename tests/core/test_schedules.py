@@ -427,6 +427,17 @@ def test_draw_has_an_arrow_for_each_message_and_a_line_for_each_rank(
     assert (tmp_path / "schedule.svg").read_text().startswith("<?xml")
 
 
+def test_deadlock_cannot_be_drawn():
+    def steps(rank, size):
+        yield algorithms.recv(1 - rank, algorithms.output[0])
+        yield algorithms.send(1 - rank, algorithms.input[0])
+
+    deadlock = algorithms.algorithm(num_chunks=1)(steps)
+    for draw in (algorithms.rounds, algorithms.draw):
+        with pytest.raises(ValueError, match="rank 0 waits for ever in step 0 .*cannot be drawn"):
+            draw(deadlock, 2)
+
+
 def test_draw_of_one_rank_has_no_arrow():
     pytest.importorskip("matplotlib")
     assert list(algorithms.draw("ring", 1).axes[0].texts) == []
