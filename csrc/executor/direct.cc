@@ -530,6 +530,8 @@ void DirectExecution::complete_one_shot() {
   board_.end_long_call();
   // Lets the peers overwrite their one-shot data up to here.
   board_.counters(rank).consumed.store(board_.input_position, std::memory_order_release);
+  // Between processes, a peer waits for a slot before it waits for this, and a post wakes it.
+  if (!board_.has_staging()) board_.wake_others();
 }
 
 Progress DirectExecution::advance_blocks() {

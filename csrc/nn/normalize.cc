@@ -13,7 +13,8 @@ namespace {
 // If there are few channels, several rows are processed at once, so that vector loops are long.
 constexpr Index kWide = 256;
 // A block that is read twice stays in a cache, and short sums have small errors.
-constexpr Index kBlockNumbers = 1 << 12, kLeastRows = 32;
+constexpr Index kBlockNumbers = 1 << 12, kLeastRows = 32, kMostRows = 128;
+Index rows_of_block(Index wide) { return std::clamp(kBlockNumbers / wide, kLeastRows, kMostRows); }
 
 Index fold_of(Index rows, Index channels) {
   Index fold = 1;
@@ -31,7 +32,7 @@ std::vector<T> repeated(const T* values, Index channels, Index fold) {
   return result;
 }
 
-// sums += columns of x; squares += columns of (x - mean)².
+// sums += columns of x; rests += columns of x - mean; squares += columns of (x - mean)².
 template <typename T>
 PYCOLLECTIVE_INLINE void add_columns_body(const T* __restrict x, Index rows, Index wide,
                                           T* __restrict sums) {
@@ -41,22 +42,30 @@ PYCOLLECTIVE_INLINE void add_columns_body(const T* __restrict x, Index rows, Ind
 }
 template <typename T>
 PYCOLLECTIVE_INLINE void add_squares_body(const T* __restrict x, const T* __restrict mean,
-                                          Index rows, Index wide, T* __restrict squares) {
+                                          Index rows, Index wide, T* __restrict rests,
+                                          T* __restrict squares) {
   for (Index r = 0; r < rows; ++r, x += wide) {
-    for (Index c = 0; c < wide; ++c) squares[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
+    for (Index c = 0; c < wide; ++c) {
+      const T rest = x[c] - mean[c];
+      rests[c] += rest;
+      squares[c] += rest * rest;
+    }
   }
 }
-// Merges mean and squares of a block with those of the blocks before it (Chan, Golub and LeVeque,
-// 1979). `share` is the block's share of all rows so far, `weight` is `share` times the number of
-// rows before it.
+// Merges mean and squares of a block with those of the `before` rows before it (Chan, Golub and
+// LeVeque, 1979). The mean may be rounded: `rests` has the sums of differences from it, which
+// correct both (the same authors, 1983).
 template <typename T>
-PYCOLLECTIVE_INLINE void join_block_body(const T* __restrict mean, const T* __restrict squares,
-                                         Index wide, double share, double weight,
-                                         double* __restrict total_mean,
+PYCOLLECTIVE_INLINE void join_block_body(const T* __restrict mean, const T* __restrict rests,
+                                         const T* __restrict squares, Index wide, double rows,
+                                         double before, double* __restrict total_mean,
                                          double* __restrict total_squares) {
+  const double inverse = 1 / rows, share = rows / (before + rows), weight = before * share;
   for (Index c = 0; c < wide; ++c) {
-    const double distance = static_cast<double>(mean[c]) - total_mean[c];
-    total_squares[c] += static_cast<double>(squares[c]) + distance * distance * weight;
+    const double rest = static_cast<double>(rests[c]) * inverse;
+    const double distance = static_cast<double>(mean[c]) + rest - total_mean[c];
+    const double around_mean = static_cast<double>(squares[c]) - rest * rest * rows;
+    total_squares[c] += (around_mean > 0 ? around_mean : 0) + distance * distance * weight;
     total_mean[c] += distance * share;
   }
 }
@@ -113,12 +122,13 @@ namespace columns {
     add_columns_body(x, rows, wide, sums);                                                         \
   }                                                                                                \
   PYCOLLECTIVE_CLONES void add_squares(const T* x, const T* mean, Index rows, Index wide,          \
-                                       T* squares) {                                               \
-    add_squares_body(x, mean, rows, wide, squares);                                                \
+                                       T* rests, T* squares) {                                     \
+    add_squares_body(x, mean, rows, wide, rests, squares);                                         \
   }                                                                                                \
-  PYCOLLECTIVE_CLONES void join_block(const T* mean, const T* squares, Index wide, double share,   \
-                                      double weight, double* total_mean, double* total_squares) {  \
-    join_block_body(mean, squares, wide, share, weight, total_mean, total_squares);                \
+  PYCOLLECTIVE_CLONES void join_block(const T* mean, const T* rests, const T* squares, Index wide, \
+                                      double rows, double before, double* total_mean,              \
+                                      double* total_squares) {                                     \
+    join_block_body(mean, rests, squares, wide, rows, before, total_mean, total_squares);          \
   }                                                                                                \
   PYCOLLECTIVE_CLONES void add_products(const T* g, const T* x, const T* mean, const T* factor,    \
                                         const T* bias, Index rows, Index wide, T* sums,            \
@@ -163,27 +173,27 @@ struct Moments {
       : mean(static_cast<std::size_t>(wide)), squares(static_cast<std::size_t>(wide)) {}
 
   template <typename T>
-  void join(const T* other_mean, const T* other_squares, double other_rows) {
-    const double joint = rows + other_rows;
-    columns::join_block(other_mean, other_squares, static_cast<Index>(mean.size()),
-                        other_rows / joint, rows * other_rows / joint, mean.data(), squares.data());
-    rows = joint;
+  void join(const T* other_mean, const T* rests, const T* other_squares, double other_rows) {
+    columns::join_block(other_mean, rests, other_squares, static_cast<Index>(mean.size()),
+                        other_rows, rows, mean.data(), squares.data());
+    rows += other_rows;
   }
 };
 
 template <typename T>
 void part_moments(const T* x, Index rows, Index wide, Moments& total) {
-  const Index step = std::max(kBlockNumbers / wide, kLeastRows);
+  const Index step = rows_of_block(wide);
   const auto size = static_cast<std::size_t>(wide);
-  std::vector<T> mean(size), squares(size);
+  std::vector<T> mean(size), rests(size), squares(size);
   for (Index first = 0; first < rows; first += step) {
     const Index some = std::min(step, rows - first);
     std::fill(mean.begin(), mean.end(), T{0});
+    std::fill(rests.begin(), rests.end(), T{0});
     std::fill(squares.begin(), squares.end(), T{0});
     columns::add_columns(x + first * wide, some, wide, mean.data());
     for (T& m : mean) m /= static_cast<T>(some);
-    columns::add_squares(x + first * wide, mean.data(), some, wide, squares.data());
-    total.join(mean.data(), squares.data(), static_cast<double>(some));
+    columns::add_squares(x + first * wide, mean.data(), some, wide, rests.data(), squares.data());
+    total.join(mean.data(), rests.data(), squares.data(), static_cast<double>(some));
   }
 }
 
@@ -199,9 +209,11 @@ void batch_moments_body(const T* x, T* mean, T* variance, Index rows, Index chan
                  moments[static_cast<std::size_t>(part)]);
   });
   Moments total(channels);
+  const std::vector<double> no_rests(static_cast<std::size_t>(channels));
   for (const Moments& some : moments) {
     for (Index k = 0; k < fold && some.rows > 0; ++k) {
-      total.join(some.mean.data() + k * channels, some.squares.data() + k * channels, some.rows);
+      total.join(some.mean.data() + k * channels, no_rests.data(),
+                 some.squares.data() + k * channels, some.rows);
     }
   }
   for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
@@ -225,7 +237,7 @@ void batch_sums(const T* g, const T* x, const T* mean, const T* factor, const T*
   in_parallel(parts, [&](int part) {
     const Index first = begin_of_part(tall, part, parts);
     const Index last = begin_of_part(tall, part + 1, parts);
-    const Index step = std::max(kBlockNumbers / wide, kLeastRows);
+    const Index step = rows_of_block(wide);
     std::vector<double>& total = totals[static_cast<std::size_t>(part)];
     std::vector<T> block(2 * size);
     for (Index r = first; r < last; r += step) {

@@ -43,6 +43,14 @@ def number_or_auto(value: Any, name: str) -> int:
     return _core.usable_cores() if number == AUTOTUNE else at_least(number, 1, name)
 
 
+#: Functions that read any variable of the module.
+_NAMESPACES = frozenset({"globals", "locals", "vars", "dir", "eval", "exec"})
+#: Globals that calls and imports need.
+_OF_MODULES = frozenset(
+    {"__builtins__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
+)
+
+
 def checked_function(name: str, function: Any) -> Any:
     """Return the function of a transformation; raise TypeError if it is not callable.
 
@@ -62,8 +70,11 @@ def checked_function(name: str, function: Any) -> Any:
     )
     known = function.__globals__
     read = {name for step, name in steps if step == "LOAD_GLOBAL"}
-    if assigned.isdisjoint(read) and read <= known.keys() | vars(builtins).keys():
-        known = dict(known)
+    has_values = read <= known.keys() | vars(builtins).keys() and not read & _NAMESPACES
+    if assigned.isdisjoint(read) and has_values:
+        # The others would live as long as the dataset.
+        needed = _OF_MODULES | read | {name for step, name in steps if step == "LOAD_NAME"}
+        known = {name: value for name, value in known.items() if name in needed}
     copy = FunctionType(function.__code__, known, function.__name__, function.__defaults__, closure)
     copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
     copy.__dict__.update(function.__dict__)

@@ -289,12 +289,16 @@ class FunctionQueue:
     def join(self, timeout: float | None) -> None:
         """Wait until no function waits or runs."""
         self._check_process("join")
+        until = math.inf if timeout is None else time.monotonic() + timeout
         with self._lock:
-            if not self._changed.wait_for(lambda: self._error or self._is_idle(), timeout):
-                raise DeadlineExceededError(
-                    f"join: {self._in_flight} functions run and {len(self._closures)} wait after "
-                    f"{timeout} seconds; they continue: call join() again"
-                )
+            while self._error or not self._is_idle():
+                left = None if timeout is None else max(0.0, until - time.monotonic())
+                if not self._changed.wait_for(lambda: self._error or self._is_idle(), left):
+                    raise DeadlineExceededError(
+                        f"join: {self._in_flight} functions run and {len(self._closures)} wait after "
+                        f"{timeout} seconds; they continue: call join() again"
+                    )
+                self._raise_error()
             self._raise_error()
 
     def is_done(self) -> bool:
@@ -336,7 +340,11 @@ class FunctionQueue:
         return not self._closures and not self._in_flight
 
     def _raise_error(self) -> None:
-        """Raise the first error of a function, if any, when no other function runs any more."""
+        """Raise the first error of a function, if any, when no other function runs any more.
+
+        One of several threads that find an error raises it. The functions that its program then
+        schedules are not cancelled.
+        """
         if self._chief is not None and self._fatal is None and not self._chief.recover:
             try:
                 self._chief.servers.check()
@@ -344,13 +352,14 @@ class FunctionQueue:
                 self._fail(UnavailableError(str(lost)))
         if self._fatal is not None:
             raise self._fatal
-        if self._error is None:
+        error = self._error
+        if error is None:
             return
         self._cancel()
-        self._changed.wait_for(lambda: not self._in_flight)
-        self._cancel()  # the function of a worker that was lost meanwhile
-        error, self._error = self._error, None
-        if error is not None:  # else another thread has raised it
+        self._changed.wait_for(lambda: self._error is not error or not self._in_flight)
+        if self._error is error:  # else another thread has raised it
+            self._cancel()  # the function of a worker that was lost meanwhile
+            self._error = None
             raise error
 
     def cancel(self) -> None:
@@ -366,6 +375,7 @@ class FunctionQueue:
         text = "The corresponding function is cancelled. Please reschedule the function."
         while self._closures:
             self._closures.popleft().value.complete(None, error or CancelledError(text))
+        self._changed.notify_all()  # the queue is not full
 
     def _fail(self, error: UnavailableError) -> None:
         """End the functions that wait; every later call raises the error."""
@@ -501,6 +511,8 @@ class FunctionQueue:
             worker.disconnected, worker.closure = True, None
             self._closures.appendleft(closure)
             self._ended()
+            if self._closed:  # no worker takes a function any more
+                self._cancel()
             self._work.notify_all()
 
     def _find(self, worker: Worker) -> None:

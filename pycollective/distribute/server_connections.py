@@ -32,6 +32,8 @@ from pycollective.tensor import Variable
 _MOST_KEYS = 1000
 """The largest number of keys of dropped variables in a message."""
 
+#: The number of arrays in each answer to a pull.
+_ARRAYS = {"same": 0, "whole": 1, "rows": 2}
 _Request = tuple[int, dict[str, Any], list[Any]]
 """A server, a message to it, and its arrays."""
 
@@ -299,10 +301,19 @@ class Servers:
             with variable._lock, variable._block.locked(False) as value:
                 variable.set_pulled(value.copy(), variable._block.version)
         groups = self._by_server(remote)
+        versions = [[v._version for v in wanted] for _, wanted in groups]
         requests: list[_Request] = [
-            (server, {"request": "pull", "have": [[v._number, v._version] for v in wanted]}, [])
-            for server, wanted in groups
+            (
+                server,
+                {
+                    "request": "pull",
+                    "have": [[v._number, n] for v, n in zip(wanted, have, strict=True)],
+                },
+                [],
+            )
+            for (server, wanted), have in zip(groups, versions, strict=True)
         ]
+        again = []
         try:
             replies = self._call(requests)
         except ServerLostError:
@@ -311,28 +322,32 @@ class Servers:
             self.recover()
             self.pull(variables)
             return
-        for (_, wanted), (reply, arrays) in zip(groups, replies, strict=True):
+        for (_, wanted), have, (reply, arrays) in zip(groups, versions, replies, strict=True):
             rest = iter(arrays)
-            for variable, (version, how) in zip(wanted, reply["found"], strict=True):
+            for variable, before, (version, how) in zip(wanted, have, reply["found"], strict=True):
                 if how == "dropped":
                     variable.drop()
                     self._variables[variable._server].pop(variable._number, None)
                     for known in self._read.values():
                         known.pop(id(variable), None)
                     continue
-                if how == "same":
-                    variable._period = self.period
-                    if variable._changes:
-                        variable.set_pulled(variable._pulled, version)
-                    continue
-                value = next(rest)
-                if how == "rows":
-                    rows, value = value, variable._pulled.copy()
-                    value[rows] = next(rest)
+                values = [next(rest) for _ in range(_ARRAYS[how])]
                 with variable._lock:
+                    if variable._version != before:  # another thread has pulled the variable
+                        again.append(variable)
+                    elif how == "same":
+                        variable._period = self.period
+                        if variable._changes:
+                            variable.set_pulled(variable._pulled, version)
                     # `_own` is None while this thread updates the variable.
-                    if variable._own is not None or not variable._version:
+                    elif variable._own is not None or not variable._version:
+                        value = values[-1]
+                        if how == "rows":
+                            value = variable._pulled.copy()
+                            value[values[0]] = values[1]
                         variable.set_pulled(value, version)
+        if again:
+            self.pull(again)
 
     def push(self, variables: Iterable[ServerVariable]) -> None:
         """Send the changes of some copies."""

@@ -171,6 +171,7 @@ class Block:
         self.file = None if offset is None else file
         self.offset = offset
         self._thread = threading.RLock()
+        self._is_locked = False
         size, rows_bytes = _sizes(shape, dtype)
         memory: Any = np.zeros(size, np.uint8)
         self._mapping: mmap.mmap | None = None
@@ -239,6 +240,8 @@ class Block:
         ------
         FailedPreconditionError
             The variable was dropped.
+        RuntimeError
+            This thread has locked the value.
         """
         self.lock(exclusive)
         try:
@@ -249,18 +252,26 @@ class Block:
     def lock(self, exclusive: bool) -> None:
         """Lock the value until `unlock`."""
         self._thread.acquire()
+        if self._is_locked:  # the system's lock belongs to the process, and does not count
+            self._thread.release()
+            raise RuntimeError(
+                "a variable was read by the function that updates it in place; use the array that "
+                "this function gets"
+            )
         if self.file is not None:
             try:
                 self.file.lock(self.number, exclusive)
             except BaseException:
                 self._thread.release()
                 raise
+        self._is_locked = True
         if not self._version[0]:
             self.unlock()
             raise dropped()
 
     def unlock(self) -> None:
         """Release the lock."""
+        self._is_locked = False
         if self.file is not None:
             self.file.unlock(self.number)
         self._thread.release()

@@ -68,7 +68,7 @@ def _by_blas(inputs: tuple[Tensor, ...], x: Array, w: Array, b: Array | None, re
     """Compute the products with BLAS."""
     y = workspace.empty((x.shape[0], w.shape[1]), x.dtype)
     np.matmul(x, w, out=y)
-    if relu or b is not None:
+    if y.size and (relu or b is not None):
         kernels.bias_relu(y, b, relu)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:

@@ -6,6 +6,8 @@ TensorFlow traces the functions when the datasets are made, with the same effect
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -108,3 +110,35 @@ def test_seeds_of_both_signs_give_different_orders():
         tuple(numbers(Dataset.range(20).shuffle(20, seed=seed))) for seed in (-3, -1, 0, 1, 3)
     }
     assert len(orders) == 5
+
+
+def test_function_keeps_only_the_globals_that_it_reads():
+    class Large:
+        pass
+
+    large = globals()["unused"] = Large()
+    alive = weakref.ref(large)
+    dataset = Dataset.range(2).map(lambda x: x * factor)
+    del large, globals()["unused"]
+    gc.collect()
+    assert alive() is None
+    assert numbers(dataset) == [0, 3]
+
+
+def test_function_may_read_globals_in_other_ways():
+    def through_a_class(x):
+        class Of:
+            value = factor
+
+        return x * Of.value
+
+    def through_the_dict(x):
+        return x * globals()["factor"]
+
+    def through_an_import(x):
+        from numpy import float64
+
+        return x * int(float64(factor))
+
+    for function in (through_a_class, through_the_dict, through_an_import):
+        assert numbers(Dataset.range(2).map(function)) == [0, 3]

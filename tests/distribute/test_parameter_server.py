@@ -918,3 +918,48 @@ def test_program_that_makes_all_servers_runs_the_tasks_as_threads(has_ports):
 def test_initial_value_of_a_function_in_c():
     with servers().scope():
         assert tf.Variable(time.time).shape == ()
+
+
+def test_functions_scheduled_after_an_error_are_not_cancelled_by_another_thread():
+    """Two threads wait for one error; the first one to get it schedules functions."""
+    strategy = tf.distribute.ParameterServerStrategy(num_workers=2)
+    coordinator = ClusterCoordinator(strategy)
+    begun, fail, end = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    @tf.function
+    def failing():
+        begun.release()
+        assert fail.wait(hangs.SECONDS)
+        raise ValueError("wrong")
+
+    @tf.function
+    def slow():
+        begun.release()
+        assert end.wait(hangs.SECONDS)
+
+    one = tf.function(lambda: 1)
+    for _ in range(10):
+        fail.clear()
+        end.clear()
+        coordinator.schedule(failing)
+        coordinator.schedule(slow)
+        for _ in range(2):
+            assert begun.acquire(timeout=hangs.SECONDS)
+        later = []
+
+        def join(later=later):
+            try:
+                coordinator.join()
+            except ValueError:
+                later += [coordinator.schedule(one) for _ in range(20)]
+
+        threads = [threading.Thread(target=join) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.002)
+        fail.set()
+        time.sleep(0.002)
+        end.set()
+        for thread in threads:
+            thread.join(hangs.SECONDS)
+        assert len(later) == 20 and all(value.fetch() == 1 for value in later)

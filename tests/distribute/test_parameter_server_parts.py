@@ -540,6 +540,18 @@ def test_block_in_a_file_is_seen_and_locked_by_another_mapping():
     assert block.rows_since(0) is None
 
 
+@pytest.mark.parametrize("file", [None, SharedFile.made()], ids=["alone", "in a file"])
+def test_thread_that_has_locked_a_block_cannot_lock_it_again(file):
+    """The inner unlock would release the lock of the process."""
+    block = Block.made(np.zeros(3), 5, file)
+    with block.locked(True):
+        for exclusive in (False, True):
+            with pytest.raises(RuntimeError, match="updates it in place"):
+                block.lock(exclusive)
+    with block.locked(False):
+        pass
+
+
 @pytest.mark.skipif(SharedFile.made() is None, reason="there are no files in memory")
 def test_dropped_block_returns_its_memory_and_is_an_error_for_other_mappings():
     file = SharedFile.made()

@@ -97,3 +97,20 @@ def test_bad_input_is_named() -> None:
         dense(np.zeros((2, 4)), np.zeros((4, 5), np.float32))
     with pytest.raises(ValueError, match="tanh"):
         dense(np.zeros((2, 4)), np.zeros((4, 5)), activation="tanh")
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_long_sums_of_products_lose_no_digits(rows):
+    """Each addition rounds, so that no million of them may follow each other."""
+    x = np.full((rows, 1_000_000), 0.1, np.float32)
+    y = dense(x, np.ones((1_000_000, 3), np.float32)).numpy()
+    np.testing.assert_allclose(y, x[0].astype(float).sum(), rtol=2e-3)
+    rng = np.random.default_rng(1)
+    x, w = rng.random((rows, 100_000), np.float32), rng.random((100_000, 2), np.float32)
+    np.testing.assert_allclose(dense(x, w).numpy(), x.astype(float) @ w.astype(float), rtol=4e-6)
+
+
+def test_dense_without_units_has_no_elements():
+    for dtype in ("float32", "float64"):
+        x, w, b = np.ones((3, 2), dtype), np.ones((2, 0), dtype), np.ones(0, dtype)
+        assert dense(x, w, b).shape == (3, 0)

@@ -169,3 +169,16 @@ def test_moments_of_channels_and_their_gradients_equal_those_of_other_axes(shape
     for one, other in zip(found[0][:2], found[1][:2], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     np.testing.assert_allclose(found[0][2], np.moveaxis(found[1][2], 0, -1), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(57069, 1), (2049, 1), (6341, 3), (7, 2), (65, 300)], ids=str)
+def test_moments_far_from_0_are_exact_for_every_number_of_rows(shape: Any, threads: int) -> None:
+    constant = np.full(shape, 10001, np.float32)
+    mean, variance = np.empty(shape[1], np.float32), np.empty(shape[1], np.float32)
+    kernels.batch_moments(constant, mean, variance)
+    assert (mean == 10001).all() and (variance == 0).all()
+    noisy = (np.random.default_rng(3).normal(size=shape) + 10000).astype(np.float32)
+    kernels.batch_moments(noisy, mean, variance)
+    exact = noisy.astype(np.float64)
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=2e-7)
+    np.testing.assert_allclose(variance, exact.var(0), rtol=1e-5)

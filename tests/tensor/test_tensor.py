@@ -393,7 +393,11 @@ def test_error_texts_name_the_values():
         (lambda: tf.split(x, 2, axis=1), "cannot be cut into 2 equal parts"),
         (lambda: tf.pad(x, [[1, 1]]), "pair"),
         (lambda: tf.gather(x, [2]), r"indices from 2 to 2 are not all in 0 to 1"),
-        (lambda: tf.gather([x, x], [[0], [2]], batch_dims=1), "indices from -1 to 0 are not all"),
+        (
+            lambda: tf.gather([x, x], [[0], [2]], batch_dims=1),
+            r"indices from 0 to 2 are not all in 0 to 1, axis 1 of shape \(2, 2, 3\)",
+        ),
+        (lambda: tf.gather(x, [[0.5], [1.0]], batch_dims=1), "integer indices, got float32"),
         (lambda: tf.gather(x, [[0], [2]], axis=0, batch_dims=1), "batch_dims 1 and axis 0 do not"),
         (
             lambda: tf.gather(x, [0, 1, 1], batch_dims=1),
@@ -695,3 +699,22 @@ def test_one_hot_of_values_that_the_dtype_cannot_hold_raises():
         TypeError, match="2.7 of dtype float64 cannot become a tensor of dtype int32"
     ):
         tf.one_hot([0], 2, on_value=2.7, dtype=np.int32)
+
+
+def test_reductions_and_gathers_of_nothing_have_the_results_of_their_dtype():
+    nothing = np.zeros((0, 3), bool)
+    assert tf.reduce_max(nothing, 0).numpy().tolist() == [False] * 3
+    assert tf.reduce_min(nothing, 0).numpy().tolist() == [True] * 3
+    rows = tf.gather(np.zeros((0, 3), "f4"), np.zeros((0, 2), "i4"), batch_dims=1)
+    assert rows.shape == (0, 2)
+    unsigned = np.array([[0], [1]], "u8")
+    assert tf.gather(np.arange(6.0).reshape(2, 3), unsigned, batch_dims=1).numpy().tolist() == [
+        [0.0],
+        [4.0],
+    ]
+    for dtype in ("float32", "bfloat16"):
+        x = tf.cast(tf.ones((2, 0)), dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            product = tf.reduce_prod(x, axis=1)
+        assert tape.gradient(product, x).shape == (2, 0)

@@ -266,10 +266,18 @@ def _gathered_in_batches(x: Tensor, index: Tensor, axis: Any, batch_dims: int) -
             f"gather: batch_dims {batch_dims} and axis {place} do not fit the shapes {x.shape} and "
             f"{index.shape}"
         )
+    if index.array.dtype.kind not in "iu":
+        raise TypeError(f"gather needs integer indices, got {index.dtype}; use cast()")
     # One axis for the batches, then the axis of the slices, which becomes the first one.
     count = prod(lead)
     moved = transpose(reshape(x, (count, prod(between), length, prod(after))), (0, 2, 1, 3))
-    flat = asarray(index.array, like=x.array).reshape(count, -1)
+    flat = asarray(index.array, like=x.array).reshape(count, prod(index.shape[batch:]))
+    flat = flat.astype(np.int64)  # unsigned 64-bit indices beyond it would be outside too
+    if on_host(flat) and ((flat < 0) | (flat >= length)).any():
+        raise InvalidIndexError(
+            f"gather: indices from {int(flat.min())} to {int(flat.max())} are not all in 0 to "
+            f"{length - 1}, axis {place} of shape {x.shape}"
+        )
     begins = length * array_module(flat).arange(count).reshape(-1, 1)
     places = np.where((flat < 0) | (flat >= length), -1, flat + begins)
     rows = gather(reshape(moved, (count * length, *moved.shape[2:])), places)

@@ -173,6 +173,8 @@ def _extremum_of_none(x: Tensor, method: str, axes: tuple[int, ...], keepdims: b
     greatest: Any
     if a.dtype.kind in "iu":
         least, greatest = np.iinfo(a.dtype).min, np.iinfo(a.dtype).max
+    elif a.dtype.kind == "b":
+        least, greatest = False, True
     else:
         least, greatest = -np.inf, np.inf
     result = array_module(a).full(shape, least if method == "max" else greatest, a.dtype)
@@ -243,6 +245,8 @@ def reduce_prod(
         order = rest + axes
         moved = a.transpose(order)
         count = prod(a.shape[i] for i in axes)
+        if not a.size:
+            return (array_module(a).zeros(a.shape, a.dtype),)
         rows = moved.reshape([*(a.shape[i] for i in rest), count])
         ones = array_module(a).ones((*rows.shape[:-1], 1), a.dtype)
         left = np.cumprod(np.concatenate([ones, rows[..., :-1]], axis=-1), axis=-1)
