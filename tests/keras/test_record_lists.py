@@ -119,6 +119,16 @@ def test_records_of_float64_and_missing_gradients_have_the_reason():
     assert "the program needs other gradients than the recorded ones" in model.describe_records()
 
 
+def test_records_under_mixed_precision_have_the_reason():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = stack(dense("one"), dense("two"))
+        gradients(model)
+        assert "runs from Python: under mixed precision" in model.describe_records()
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
 def test_records_of_nested_and_functional_models_are_listed():
     inner = stack(dense("one"), dense("two"))
     first = keras.Input((3,))

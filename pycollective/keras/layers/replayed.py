@@ -212,6 +212,7 @@ class Replayed:
         self._variables: list[Variable] = []
         self._on_read: list[SyncOnReadVariable] = []
         self._known: dict[Any, _Known] = {}
+        self._was_skipped = False
         with _all_lock:
             _all.add(self)
 
@@ -230,6 +231,7 @@ class Replayed:
             or functions_run_eagerly()
             or thread_state.reads_as is not None
         ):
+            self._was_skipped = True
             return self.ordinary(inputs)
         changes = sum(map(_changes_of, self._layers))
         if changes != self._changes:
@@ -310,6 +312,11 @@ class Replayed:
         if self._obstacle and by is None:
             yield f"runs from Python: {self._obstacle}"
             return
+        if self._was_skipped and not self._known and by is None:
+            yield (
+                "runs from Python: under mixed precision, if functions run eagerly, and if the input is "
+                "not a NumPy array"
+            )
         for (shape, dtype, with_tape, training), known in list(self._known.items()):
             if by is not None and by not in known.callers:
                 continue
