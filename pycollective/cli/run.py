@@ -20,8 +20,9 @@ own share of the cores.
 Signals are passed on; Ctrl-Z stops the ranks too, and a third Ctrl-C kills them. Only rank 0 reads the
 standard input. When a rank fails, the other ranks' calls raise PeerLostError, or RendezvousError if the
 group is not yet complete. Ranks that still run 5 seconds later get SIGTERM, and after 5 more SIGKILL.
-Processes that a rank leaves behind are ended, and so are all processes when this command is killed. The
-exit status is that of the rank that failed first, or 128 + n for signal n.
+Processes that a rank leaves behind are ended, unless they have a session of their own. So are all
+processes when this command is killed. The exit status is that of the rank that failed first, or 128 + n
+for signal n.
 
 With --chief, --ps and --workers the processes are the tasks of a cluster for ParameterServerStrategy,
 which finds the cluster in TF_CONFIG. Rank 0 is the chief, the parameter servers follow, and then the

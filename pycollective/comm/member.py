@@ -214,10 +214,12 @@ class Member(_core.CommunicatorBase):
     def close(self) -> None:
         """Finish the asynchronous calls and messages, each until its deadline, and leave the group.
 
-        No other thread may be in a collective call of this communicator.
-        Peers that still wait for this rank get PeerLostError. As a context manager, a communicator
-        closes at the end of the block. An error in the block first aborts the group: other ranks' calls
-        raise an `AbortedError` with its text.
+        `Work.wait` raises the errors of these calls, and `close` raises none of them. No other thread
+        may be in a collective call of this communicator. Peers that still wait for this rank get
+        PeerLostError.
+
+        As a context manager, a communicator closes at the end of the block. An error in the block first
+        aborts the group: other ranks' calls raise an `AbortedError` with its text.
 
         Raises
         ------
