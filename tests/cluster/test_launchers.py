@@ -261,7 +261,7 @@ def places(monkeypatch, capsys):
         pc.init()
     with pytest.raises(Joined) as by_strategy:
         pc.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
-    monkeypatch.setattr("pycollective.cli.doctor._test_links", lambda member, seconds: 0)
+    monkeypatch.setattr("pycollective.cli.doctor._test_links", lambda member, seconds, report: 0)
     main(["doctor"])
     said = capsys.readouterr().out
     doctor = re.search(r"cluster: (.*): (\d+) workers, this is worker (\d+)\n", said)
