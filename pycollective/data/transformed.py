@@ -73,7 +73,8 @@ def checked_function(name: str, function: Any) -> Any:
     has_values = read <= known.keys() | vars(builtins).keys() and not read & _NAMESPACES
     if assigned.isdisjoint(read) and has_values:
         # The others would live as long as the dataset.
-        needed = _OF_MODULES | read | {name for step, name in steps if step == "LOAD_NAME"}
+        names = {name for step, name in steps if "GLOBAL" in step or "NAME" in step}
+        needed = _OF_MODULES | names
         known = {name: value for name, value in known.items() if name in needed}
     copy = FunctionType(function.__code__, known, function.__name__, function.__defaults__, closure)
     copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__

@@ -403,7 +403,7 @@ def _dtype_of(name: str) -> Any:
 #: The name of a task's Unix socket, in front of its address. Other hosts have other names. A program
 #: of any user can take a name.
 _UNIX_NAME = "\0pycollective parameter servers "
-_UNIX_SECONDS = 1.0
+_UNIX_SECONDS = 3.0
 #: The number of tasks that may connect at the same moment.
 _AT_ONCE = 64
 
