@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -178,7 +179,7 @@ def test_own_algorithm_whose_ranks_add_in_different_orders_raises():
 
 
 @pytest.mark.slow
-def test_proof_can_be_interrupted():
+def test_proof_can_be_interrupted(tmp_path):
     code = """
 import signal, sys, time
 from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, send
@@ -202,7 +203,13 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     with process, process.stdout:
         assert process.stdout.readline() == "begins\n"
         time.sleep(1)
