@@ -465,9 +465,8 @@ def link_to(
             local.settimeout(_UNIX_SECONDS)
             try:
                 local.connect(_UNIX_NAME + address)
-                if not secret.is_same_user(
-                    local
-                ):  # it could change arrays on their way to the task
+                # Another user's program could change arrays on their way to the task.
+                if not secret.is_same_user(local):
                     raise HandshakeError("a program of another user has the task's name")
                 return sockets.introduced(
                     local, hello, min(until, time.monotonic() + _UNIX_SECONDS)
